@@ -1,0 +1,1 @@
+"""The kernel catalog and the loader: `import catalog` is what serving code needs."""

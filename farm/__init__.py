@@ -1,0 +1,1 @@
+"""The farm: plans, stages, Ray actors, scheduler, command line and reports. Holds no CUDA context."""

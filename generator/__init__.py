@@ -1,0 +1,1 @@
+"""Specs, targets, the Thinking Language, authors and translators. Runs no native code."""

@@ -1,0 +1,1 @@
+"""Authors: what proposes sketches and code for a spec."""

@@ -1,0 +1,1 @@
+"""The Thinking Language: parser, printer, checker, expander and interpreter. Knows no target."""

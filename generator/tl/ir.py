@@ -1,0 +1,381 @@
+"""The Thinking Language as frozen dataclasses: every expression and statement a program can hold.
+
+This file is not a parser, checker or translator; those read and build what is defined here.
+
+A program is its statements in textual order, declarations included. Equality and hashing ignore `span`, so that two
+programs that print the same are equal. A *sketch* has only what moves and what is computed (no declarations, no sizes); *code*
+has everything. `generator.tl.expand` turns code into *core* code: macros written out, `Let` and `Constant` substituted,
+constants folded. Analyses and translators read core code only.
+
+Source: the statements are those of QiMeng-Attention (arXiv 2506.12355); the rest is described in docs/language.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Level = Literal["global", "shared", "register"]
+DType = Literal["f32", "f16", "bf16", "i32"]
+Stage = Literal["sketch", "code"]
+
+LEVELS: tuple[Level, ...] = ("global", "shared", "register")
+DTYPES: tuple[DType, ...] = ("f32", "f16", "bf16", "i32")
+
+#: Functions of an expression and their number of arguments. Infix and prefix operators are functions too.
+FUNCTIONS: dict[str, int] = {
+    "+": 2, "-": 2, "*": 2, "/": 2, "//": 2, "%": 2, "neg": 1,
+    "<": 2, "<=": 2, ">": 2, ">=": 2, "==": 2, "!=": 2, "and": 2, "or": 2, "not": 1,
+    "max": 2, "min": 2, "where": 3, "ceildiv": 2, "abs": 1, "floor": 1,
+    "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "tanh": 1,
+    "rowmax": 1, "rowsum": 1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a node stands in its text. Lines and columns count from 1; `end_column` is one past the last character."""
+
+    line: int
+    column: int
+    end_column: int
+
+
+NOWHERE = Span(0, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------------------ expressions
+
+
+@dataclass(frozen=True, slots=True)
+class Num:
+    """A literal. An int is exact index arithmetic, a float is a value; `inf` is Num(float("inf"))."""
+
+    value: int | float
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+    def __eq__(self, other: object) -> bool:
+        """1 and 1.0 are different literals: one is an index, the other a value."""
+        return isinstance(other, Num) and type(self.value) is type(other.value) and repr(self.value) == repr(other.value)
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), repr(self.value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Var:
+    """An argument, constant, `Let`, grid axis, loop variable, tile, or one of `rows` and `cols`.
+
+    `rows` and `cols` are the position inside the tile that the statement writes.
+    """
+
+    name: str
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """A function of FUNCTIONS on its arguments: `Op("where", (test, a, b))`, `Op("<=", (a, b))`."""
+
+    fn: str
+    args: tuple[Expr, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """One element of a captured global tensor or vector: `Slopes[h]`, `DocEnd[q]`, `Bias[q, kv]`.
+
+    The indices address the matrix that the block sees (after its `with offset`), element by element. An index outside the
+    matrix's extents reads as zero.
+    """
+
+    tensor: str
+    indices: tuple[Expr, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+Expr: TypeAlias = Num | Var | Op | Index
+
+ROWS, COLS = Var("rows"), Var("cols")
+INF = Num(float("inf"))
+NEG_INF = Num(float("-inf"))
+
+
+# ----------------------------------------------------------------------------------------------------- declarations
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """`Argument scale f32 positive`, `Argument SeqQ, SeqK i32`: scalars known at the call.
+
+    `positive` is a promise (> 0) that analyses may use and that whoever launches the kernel has to check.
+    """
+
+    names: tuple[str, ...]
+    dtype: DType
+    positive: bool = False
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """`Constant BM = 128`, or a hole for the tuner: `Constant BM in {64, 128}`. Code without holes has one choice each."""
+
+    name: str
+    choices: tuple[int, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+    @property
+    def is_hole(self) -> bool:
+        return len(self.choices) != 1
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of the grid: `m = 0:ceildiv(SeqQ, BM)`."""
+
+    name: str
+    extent: Expr
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """`Grid m = 0:ceildiv(SeqQ, BM), h = 0:Heads`: one block a value; the first axis runs fastest."""
+
+    axes: tuple[Axis, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """`Let q = m * BM + rows`: a name for an expression from here on; it is substituted, not stored."""
+
+    name: str
+    value: Expr
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """A matrix in global memory or a tile in registers (or shared memory).
+
+    global: `shape` is what one block addresses, (rows, cols) or (rows,) or () for one scalar, its extents expressions of scalars;
+    `offset` holds the leading indices (batch, head). register: the block-wide tile, constant after substitution; `init` is the
+    value it starts with, which state carried through a loop needs.
+    """
+
+    name: str
+    level: Level
+    shape: tuple[Expr, ...]
+    dtype: DType
+    offset: tuple[Expr, ...] = ()
+    init: Expr | None = None
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """`Hint stages = 2`: about speed only. Dropping every hint leaves the values unchanged, bit for bit."""
+
+    name: str
+    value: str
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+# ------------------------------------------------------------------------------------------------------- statements
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Move one tile between levels.
+
+    `Copy K (BN, D) in coordinate [L = j] from global to shared` makes the tile K; `source` and `into` are both "K".
+    `Copy acc into O (BM, DV) in coordinate [L = m] from register to global` writes it.
+    `coordinate` counts tiles of `shape`, not elements: (row tile, column tile), the second 0 where it is not written.
+    In a sketch `shape` and `coordinate` are empty.
+    """
+
+    source: str
+    into: str
+    shape: tuple[Expr, ...]
+    coordinate: tuple[Expr, ...]
+    source_level: Level
+    into_level: Level
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Gemm:
+    """`Compute GEMM A, B^T and get S` (overwrite) or `... and accumulate S` (add). `^T` marks an operand used transposed."""
+
+    a: str
+    a_transposed: bool
+    b: str
+    b_transposed: bool
+    into: str
+    accumulate: bool
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """`Compute S = where(kv <= q, S, -inf)`: element by element, row values broadcast over columns.
+
+    The paper's spellings (`Compute Multiply S, scale and get new S`) parse to this form.
+    """
+
+    into: str
+    value: Expr
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """`Compute Softmax S and get P with row_max, row_sum, acc`: a macro; `generator.tl.expand` writes it out.
+
+    In a sketch any operator name with any operands may stand here.
+    """
+
+    operator: str
+    operands: tuple[str, ...]
+    into: str | None = None
+    state: tuple[str, ...] = ()
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Reshape:
+    """Turn an accumulator fragment into an operand fragment of `dtype`: required before a GEMM fed by another GEMM's output.
+
+    `Reshape P from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new) and get PA bf16`. What moves is the target's matter
+    (a cast, or a view); the values are P's, rounded to `dtype`.
+    """
+
+    source: str
+    source_layout: tuple[str, ...]
+    into_layout: tuple[str, ...]
+    into: str
+    dtype: DType
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """`for j = lo:hi` ... `end`, half open; with `reversed` the last iteration comes first. An empty range runs nothing."""
+
+    var: str
+    lo: Expr
+    hi: Expr
+    reversed: bool
+    body: tuple[Stmt, ...]
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class If:
+    """`if test` ... `else` ... `end`; the test is a scalar: the same for a whole block."""
+
+    test: Expr
+    then: tuple[Stmt, ...]
+    otherwise: tuple[Stmt, ...] = ()
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Prose:
+    """A line of a sketch that is not a statement. Kept as text; never part of code."""
+
+    text: str
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
+Declaration: TypeAlias = Argument | Constant | Grid | Let | Allocate | Hint
+Stmt: TypeAlias = Declaration | Copy | Gemm | Compute | Named | Reshape | For | If | Prose
+
+
+# ---------------------------------------------------------------------------------------------------------- program
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One kernel. `body` is every statement in textual order, declarations included."""
+
+    name: str
+    stage: Stage
+    body: tuple[Stmt, ...]
+
+    @property
+    def arguments(self) -> dict[str, Argument]:
+        """Scalar argument name -> its declaration line, in textual order."""
+        return {name: s for s in self.body if isinstance(s, Argument) for name in s.names}
+
+    @property
+    def constants(self) -> dict[str, Constant]:
+        return {s.name: s for s in self.body if isinstance(s, Constant)}
+
+    @property
+    def holes(self) -> dict[str, Constant]:
+        return {name: c for name, c in self.constants.items() if c.is_hole}
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        return tuple(axis for s in self.body if isinstance(s, Grid) for axis in s.axes)
+
+    @property
+    def allocations(self) -> dict[str, Allocate]:
+        return {s.name: s for s in walk_statements(self.body) if isinstance(s, Allocate)}
+
+    @property
+    def hints(self) -> dict[str, str]:
+        return {s.name: s.value for s in self.body if isinstance(s, Hint)}
+
+    @property
+    def code(self) -> tuple[Stmt, ...]:
+        """The body without declarations: what runs, in order."""
+        return tuple(s for s in self.body if not isinstance(s, Declaration))
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the global matrices that the program writes, in order of allocation."""
+        written = {s.into for s in walk_statements(self.body) if isinstance(s, Copy) and s.into_level == "global"}
+        return tuple(name for name in self.allocations if name in written)
+
+
+# ------------------------------------------------------------------------------------------------------------ walks
+
+
+def children(e: Expr) -> tuple[Expr, ...]:
+    match e:
+        case Op():
+            return e.args
+        case Index():
+            return e.indices
+        case Num() | Var():
+            return ()
+
+
+def walk(e: Expr) -> Iterator[Expr]:
+    """The expression and all below it, parents first."""
+    yield e
+    for child in children(e):
+        yield from walk(child)
+
+
+def names(e: Expr) -> set[str]:
+    """Every name that the expression reads, indexed tensors included."""
+    return {x.name if isinstance(x, Var) else x.tensor for x in walk(e) if isinstance(x, Var | Index)}
+
+
+def walk_statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:
+    """Every statement, loops and branches before what they hold."""
+    for s in body:
+        yield s
+        match s:
+            case For():
+                yield from walk_statements(s.body)
+            case If():
+                yield from walk_statements(s.then)
+                yield from walk_statements(s.otherwise)

@@ -1,0 +1,1 @@
+"""Translators from core TL to source text, one folder a target family."""

@@ -1,0 +1,92 @@
+"""What a translator gives: source text with a typed launch description, or the reasons why not. Knows no spec and no author.
+
+A kernel of any target is called with tensors and scalars by position, in the order of the program's declarations. The names are
+the program's; `generator.binding` says what they stand for in an attention call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from generator.canonical import digest, digest_text
+from generator.tl.ir import DType
+
+
+@dataclass(frozen=True, slots=True)
+class TensorParameter:
+    """A global matrix: its offset axes, then its own axes; unit stride in the last axis of a matrix with two axes of its own.
+
+    `offset_axes` of leading indices, `axes` of its own (0, 1 or 2).
+    """
+
+    name: str
+    dtype: DType
+    offset_axes: int
+    axes: int
+    written: bool
+
+    @property
+    def ndim(self) -> int:
+        return self.offset_axes + self.axes
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarParameter:
+    """A scalar argument; `positive` is a promise that the caller has checked."""
+
+    name: str
+    dtype: DType
+    positive: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How the entry point is called. `target_facts` holds what only one kind of target needs (grid, shared memory, instruction set), as plain JSON values."""
+
+    entry: str
+    tensors: tuple[TensorParameter, ...]
+    scalars: tuple[ScalarParameter, ...]
+    target_facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Translated:
+    """One self-contained source file (runtime headers included in the text), and how to call it.
+
+    schedule: the decisions of the passes as plain JSON values (roles, ranges, layouts, fallbacks with their reasons).
+    """
+
+    target: str
+    language: str  # "c++" | "cuda"
+    source: str
+    launch: Launch
+    program_hash: str
+    schedule: dict[str, Any]
+
+    @property
+    def hash(self) -> str:
+        return digest_text(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class Untranslatable:
+    """Why this program has no code for this target: a reason of the closed list, and one sentence with the cure."""
+
+    reason: str  # "translate_failed" | "unsupported_dtype" | "does_not_fit"
+    message: str
+    line: int = 0
+
+
+def launch_from_plain(plain: dict[str, Any]) -> Launch:
+    """The inverse of `generator.canonical.to_plain` for a Launch."""
+    return Launch(
+        plain["entry"],
+        tuple(TensorParameter(**t) for t in plain["tensors"]),
+        tuple(ScalarParameter(**s) for s in plain["scalars"]),
+        plain["target_facts"],
+    )
+
+
+def launch_hash(launch: Launch) -> str:
+    return digest(launch)
