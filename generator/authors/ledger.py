@@ -1,0 +1,127 @@
+"""What a run has cost and may cost: tokens, money, seconds. Asks no model and stops nothing by itself."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from generator.authors.exchange import Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """US dollars for a million tokens."""
+
+    usd_per_million_in: float = 0.0
+    usd_per_million_out: float = 0.0
+
+    def usd(self, tokens_in: int, tokens_out: int) -> float:
+        return (tokens_in * self.usd_per_million_in + tokens_out * self.usd_per_million_out) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Limits of a run; None is no limit. gpu_s counts seconds on the device being measured, a CPU target's too."""
+
+    usd: float | None = None
+    tokens: int | None = None
+    gpu_s: float | None = None
+    compile_s: float | None = None
+    model_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if value is not None and not value >= 0:
+                raise ValueError(f"budget {f.name}: expected a number of at least 0, found {value!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Sums so far. `perhaps_paid` counts requests that were sent and never answered: they may be on the bill."""
+
+    requests: int = 0
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float = 0.0
+    model_s: float = 0.0
+    compile_s: float = 0.0
+    gpu_s: float = 0.0
+    perhaps_paid: int = 0
+
+    def __add__(self, other: Spent) -> Spent:
+        return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    @property
+    def tokens(self) -> int:
+        return self.tokens_in + self.tokens_out
+
+
+@dataclass
+class Ledger:
+    """The one mutable book of a run; safe to use from several threads.
+
+    `admit` is asked before work starts and reserves the work's upper bound, so that several workers cannot pass the same last dollar twice:
+    what a worker overshoots is at most what its one attempt in flight costs beyond its estimate.
+    """
+
+    budget: Budget = field(default_factory=Budget)
+    prices: Mapping[str, Price] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
+    _reserved: dict[int, Spent] = field(default_factory=dict, repr=False)
+    _next: int = field(default=0, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def price(self, model: str) -> Price:
+        return self.prices.get(model, Price())
+
+    def admit(self, estimate: Spent) -> int | None:
+        """A reservation for work of at most about `estimate`, or None: the budget has no room for any of it."""
+        with self._lock:
+            held = sum(self._reserved.values(), self.spent)
+            if exceeded(self.budget, held) is not None:
+                return None
+            self._next += 1
+            self._reserved[self._next] = estimate
+            return self._next
+
+    def settle(self, reservation: int | None, actual: Spent) -> None:
+        """The reserved work is over and cost `actual`."""
+        with self._lock:
+            if reservation is not None:
+                self._reserved.pop(reservation, None)
+            self.spent = self.spent + actual
+
+    def add_answer(self, model: str, answer: Answer) -> Spent:
+        """What one answer cost, as an entry that `settle` takes."""
+        usd = self.price(model).usd(answer.tokens_in, answer.tokens_out)
+        return Spent(1, answer.tokens_in, answer.tokens_out, usd, answer.seconds)
+
+    def exhausted(self) -> str | None:
+        """Why no more work may start, in words, or None."""
+        with self._lock:
+            return exceeded(self.budget, self.spent)
+
+    def remaining(self) -> dict[str, float]:
+        """Each limited quantity -> what is left of it, at least 0; for prompts and the live line."""
+        with self._lock:
+            pairs = _limits(self.budget, self.spent)
+            return {name: max(0.0, limit - used) for name, limit, used in pairs}
+
+    def to_plain(self) -> dict[str, Any]:
+        return {f.name: getattr(self.spent, f.name) for f in fields(self.spent)} | {"remaining": self.remaining()}
+
+
+def _limits(budget: Budget, spent: Spent) -> list[tuple[str, float, float]]:
+    """(name, limit, used) of each limited quantity."""
+    return [(f.name, limit, getattr(spent, f.name)) for f in fields(budget) if (limit := getattr(budget, f.name)) is not None]
+
+
+def exceeded(budget: Budget, spent: Spent) -> str | None:
+    """The first limit that is reached, in words, or None."""
+    for name, limit, used in _limits(budget, spent):
+        if used >= limit:
+            return f"budget {name}: {used:g} of {limit:g} spent"
+    return None

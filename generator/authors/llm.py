@@ -1,0 +1,256 @@
+"""The language-model author: asks for a sketch, then code, repairs what was judged wrong and speeds up what is right.
+
+It judges nothing: `evaluate` is given by the caller, and feedback comes back as plain data. It sends nothing by itself either: a
+ModelClient does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from generator.authors.answers import Extracted, extract
+from generator.authors.clients import ModelClient
+from generator.authors.exchange import Exchange, Message, ModelUnavailable, Request, Sampling
+from generator.authors.ledger import Ledger, Spent
+from generator.authors.prompting import TaskPrompts, fit_messages
+from generator.authors.proposal import Proposal
+from generator.feedback import Feedback
+
+Style = Literal["two_stage", "one_pass", "direct"]
+Evaluate = Callable[[Proposal], Awaitable[Feedback]]
+
+
+class FeedbackRecord(Protocol):
+    """Remembers what was fed back to which exchange, so that a replay says the same words again."""
+
+    def get_feedback(self, exchange_hash: str) -> Feedback | None: ...
+    def put_feedback(self, exchange_hash: str, feedback: Feedback) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """How far to look. samples: independent first answers; repairs: bound on mending one of them; beam: how many right ones
+    are taken further; improvements: rounds of asking for faster ones; min_gain: a round that gains less counts as none; patience: rounds without gain before stopping."""
+
+    samples: int = 1
+    repairs: int = 4
+    beam: int = 1
+    improvements: int = 2
+    min_gain: float = 0.02
+    patience: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("samples", 1), ("repairs", 0), ("beam", 1), ("improvements", 0), ("patience", 1)):
+            value = getattr(self, name)
+            if value < least:
+                raise ValueError(f"search {name}: expected at least {least}, found {value}")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A proposal and what was said of it."""
+
+    proposal: Proposal
+    feedback: Feedback
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Everything proposed, in the order judged; the fastest right one; why the search ended."""
+
+    judged: tuple[Judged, ...]
+    best: Judged | None
+    stopped: str
+
+
+class _BudgetSpent(Exception):
+    """No room in the budget for another request."""
+
+
+@dataclass
+class LanguageModelAuthor:
+    """One search for one spec on one target.
+
+    Deterministic but for the model's answers and the feedback: with both on record (`client` a RecordedClient, `record` a transcript
+    store), a second run makes the same requests, bit for bit.
+    """
+
+    client: ModelClient
+    sampling: Sampling
+    prompts: TaskPrompts
+    style: Style = "two_stage"
+    search: Search = field(default_factory=Search)
+    ledger: Ledger = field(default_factory=Ledger)
+    record: FeedbackRecord | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{'llm-direct' if self.style == 'direct' else 'llm'}:{self.sampling.model}"
+
+    async def run(self, evaluate: Evaluate, seeds: Sequence[Judged] = ()) -> Outcome:
+        """Search until the rounds, the budget or the gains end. `seeds` are right programs of other authors to start from."""
+        judged: list[Judged] = []
+        stopped = "all rounds done"
+        try:
+            chains = [self._first_answers(evaluate, judged, sample) for sample in range(self.search.samples)]
+            await _gather(chains)
+            stopped = await self._improve(evaluate, judged, list(seeds))
+        except _BudgetSpent as spent:
+            stopped = str(spent)
+        except ModelUnavailable as error:
+            stopped = f"model unavailable: {error}"
+        right = [*seeds, *(j for j in judged if j.feedback.is_correct)]
+        return Outcome(tuple(judged), _fastest(right), stopped)
+
+    # ------------------------------------------------------------------------------------------------ first answers
+
+    async def _first_answers(self, evaluate: Evaluate, judged: list[Judged], sample: int) -> None:
+        system = Message("system", self.prompts.system)
+        if self.style != "two_stage":
+            await self._mend(evaluate, judged, (system, Message("user", self.prompts.first)), sample, "", ())
+            return
+        asked = (system, Message("user", self.prompts.sketch))
+        exchange = await self._ask(asked, sample)
+        sketch = extract(exchange.answer.text).get("sketch") or exchange.answer.text
+        messages = (*asked, Message("assistant", exchange.answer.text), Message("user", self.prompts.code))
+        await self._mend(evaluate, judged, messages, sample, sketch, (exchange,))
+
+    async def _mend(
+        self,
+        evaluate: Evaluate,
+        judged: list[Judged],
+        messages: tuple[Message, ...],
+        sample: int,
+        sketch: str,
+        before: tuple[Exchange, ...],
+        parent: str | None = None,
+        round_: int = 0,
+    ) -> None:
+        """Ask, judge, and ask again with what was found, until right or the bound on repairs."""
+        for repair in range(self.search.repairs + 1):
+            exchange = await self._ask(messages, sample)
+            proposal = self._proposal(exchange, sketch, before, parent, round_ + repair)
+            feedback = await self._evaluate(evaluate, proposal, exchange)
+            judged.append(Judged(proposal, feedback))
+            if feedback.is_correct or feedback.kind == "not_judged":
+                return
+            before, parent = (exchange,), proposal.hash
+            messages = (*messages[:2], Message("assistant", exchange.answer.text), Message("user", self.prompts.repair(feedback)))
+
+    # ------------------------------------------------------------------------------------------------- improvements
+
+    async def _improve(self, evaluate: Evaluate, judged: list[Judged], seeds: list[Judged]) -> str:
+        stale = 0
+        for round_ in range(self.search.improvements):
+            right = [*seeds, *(j for j in judged if j.feedback.is_correct)]
+            best = _fastest(right)
+            if best is None:
+                return "no right program to improve"
+            chains = [self._faster(evaluate, judged, j, round_, i) for i, j in enumerate(_beam(right, self.search.beam))]
+            await _gather(chains)
+            now = _fastest([*seeds, *(j for j in judged if j.feedback.is_correct)])
+            assert now is not None
+            stale = 0 if _time(now) < _time(best) * (1 - self.search.min_gain) else stale + 1
+            if stale >= self.search.patience:
+                return f"no gain of {self.search.min_gain:.0%} in {stale} round{'s' if stale > 1 else ''}"
+        return "all rounds done"
+
+    async def _faster(self, evaluate: Evaluate, judged: list[Judged], base: Judged, round_: int, rank: int) -> None:
+        system = Message("system", self.prompts.system)
+        messages = (system, Message("user", self.prompts.improve(base.proposal, base.feedback)))
+        sample = self.search.samples + round_ * self.search.beam + rank
+        await self._mend(
+            evaluate, judged, messages, sample, base.proposal.sketch, (), base.proposal.hash, base.proposal.round + 1
+        )
+
+    # ------------------------------------------------------------------------------------------------ one question
+
+    async def _ask(self, messages: tuple[Message, ...], sample: int) -> Exchange:
+        sampling = self.sampling
+        fitted = fit_messages(messages, sampling.token_limit - sampling.max_tokens)
+        request = Request(sampling.model, fitted, sampling.max_tokens, sampling.temperature, sampling.seed, sample)
+        reservation = self.ledger.admit(Spent(tokens_out=sampling.max_tokens))
+        if reservation is None:
+            raise _BudgetSpent(self.ledger.exhausted() or "budget: held by work in flight")
+        spent = Spent()
+        try:
+            exchange = await self.client.ask(request)
+            spent = self.ledger.add_answer(sampling.model, exchange.answer)
+            return exchange
+        except ModelUnavailable as error:
+            spent = Spent(perhaps_paid=error.tries)
+            raise
+        except asyncio.CancelledError:
+            spent = Spent(perhaps_paid=1)
+            raise
+        finally:
+            self.ledger.settle(reservation, spent)
+
+    def _proposal(
+        self, exchange: Exchange, sketch: str, before: tuple[Exchange, ...], parent: str | None, round_: int
+    ) -> Proposal:
+        found = extract(exchange.answer.text)
+        exchanges = (*before, exchange) if round_ == 0 else (exchange,)
+        direct = self.style == "direct"
+        return Proposal(
+            author=self.name,
+            kind="source" if direct else "tl",
+            text=found.get("source" if direct else "tl") or "",
+            sketch=found.get("sketch") or sketch,
+            launch=(found.get("launch") or "") if direct else "",
+            parent=parent,
+            transcript=tuple(e.hash for e in exchanges),
+            prompt_hash=exchange.request.hash,
+            round=round_,
+            tokens_in=sum(e.answer.tokens_in for e in exchanges),
+            tokens_out=sum(e.answer.tokens_out for e in exchanges),
+            cost_usd=sum(self.ledger.add_answer(self.sampling.model, e.answer).usd for e in exchanges),
+            model_s=sum(e.answer.seconds for e in exchanges),
+            remarks=_remarks(exchange, found),
+        )
+
+    async def _evaluate(self, evaluate: Evaluate, proposal: Proposal, exchange: Exchange) -> Feedback:
+        """Always judged (so that every proposal has its row), but what is fed back is what was fed back the first time."""
+        feedback = await evaluate(proposal)
+        if self.record is None:
+            return feedback
+        known = self.record.get_feedback(exchange.hash)
+        if known is not None:
+            return known
+        self.record.put_feedback(exchange.hash, feedback)
+        return feedback
+
+
+def _remarks(exchange: Exchange, found: Extracted) -> tuple[str, ...]:
+    remarks = list(found.remarks)
+    if exchange.answer.finish_reason == "length":
+        remarks.append(f"the answer was cut off at {exchange.answer.tokens_out} tokens")
+    if exchange.answer.refusal:
+        remarks.append("the model refused")
+    return tuple(remarks)
+
+
+async def _gather(chains: Sequence[Awaitable[None]]) -> None:
+    """All chains to their end, then the first failure; one that fails does not cut the others off."""
+    results = await asyncio.gather(*chains, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+
+
+def _time(j: Judged) -> float:
+    return j.feedback.score_s if j.feedback.score_s is not None else float("inf")
+
+
+def _beam(right: Sequence[Judged], width: int) -> list[Judged]:
+    """The fastest programs, each once; ties go to the smaller hash so that runs agree."""
+    distinct = {j.proposal.hash: j for j in sorted(right, key=lambda j: (-_time(j), j.proposal.hash))}
+    return sorted(distinct.values(), key=lambda j: (_time(j), j.proposal.hash))[:width]
+
+
+def _fastest(right: Sequence[Judged]) -> Judged | None:
+    beam = _beam(right, 1)
+    return beam[0] if beam else None

@@ -1,0 +1,120 @@
+"""Everything said to a model and answered by it, on disk, so that no answer is asked for twice and a run can be replayed.
+
+Not a cache that may forget: an answer is durable before anyone acts on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+from generator.authors.exchange import Exchange, Request, exchange_from_plain
+from generator.canonical import canonical_json, digest_text
+from generator.feedback import Feedback
+
+
+class TranscriptError(ValueError):
+    """A stored exchange that cannot be read, or is not what its name says."""
+
+
+class TranscriptStore:
+    """A folder of exchanges named by their request's hash: `answers/HASH.json`, `asked/HASH` while one is in flight, and
+    `feedback/HASH.json` for what was said to the answer.
+
+    Safe with several processes: files appear whole or not at all, and the first answer to a request stays.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self._answers = self.folder / "answers"
+        self._asked = self.folder / "asked"
+        self._feedback = self.folder / "feedback"
+
+    def get(self, request: Request) -> Exchange | None:
+        """The stored answer to this request, checked against its name."""
+        return self._read(self._answers / f"{request.hash}.json")
+
+    def mark_asked(self, request: Request) -> None:
+        """Durable before the request is sent: without an answer later, it counts as perhaps paid."""
+        self._write(self._asked / request.hash, request.model)
+
+    def put(self, exchange: Exchange) -> str:
+        """Store an answer durably; the first one to a request wins. Returns the SHA-256 of the stored text."""
+        name = exchange.request.hash
+        text = canonical_json(exchange)
+        path = self._answers / f"{name}.json"
+        if not path.exists():
+            self._write(path, text, keep_first=True)
+        (self._asked / name).unlink(missing_ok=True)
+        return digest_text(text)
+
+    def get_feedback(self, exchange_hash: str) -> Feedback | None:
+        """What was fed back to this exchange, or None."""
+        path = self._feedback / f"{exchange_hash}.json"
+        try:
+            return Feedback(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise TranscriptError(f"{path}: not a stored feedback ({error}); delete the file to have it judged again") from None
+
+    def put_feedback(self, exchange_hash: str, feedback: Feedback) -> None:
+        """Store what is fed back to an exchange, durably; the first one stays."""
+        path = self._feedback / f"{exchange_hash}.json"
+        if not path.exists():
+            self._write(path, canonical_json(feedback), keep_first=True)
+
+    def unanswered(self) -> int:
+        """Requests that were sent, by anyone, and have no stored answer."""
+        if not self._asked.is_dir():
+            return 0
+        return sum(
+            1 for f in self._asked.iterdir() if not f.name.endswith(".tmp") and not (self._answers / f"{f.name}.json").exists()
+        )
+
+    def exchanges(self) -> Iterator[Exchange]:
+        """Every stored exchange, in the order of its request's hash."""
+        for path in sorted(self._answers.glob("*.json")):
+            exchange = self._read(path)
+            if exchange is not None:
+                yield exchange
+
+    def _read(self, path: Path) -> Exchange | None:
+        try:
+            text = path.read_text()
+        except FileNotFoundError:
+            return None
+        try:
+            exchange = exchange_from_plain(json.loads(text))
+        except (ValueError, KeyError, TypeError) as error:
+            raise TranscriptError(
+                f"{path}: not a stored exchange ({error}); delete the file to have it asked for again"
+            ) from None
+        if exchange.request.hash != path.stem:
+            raise TranscriptError(f"{path}: holds the answer to another request; delete the file to have it asked for again")
+        return exchange
+
+    def _write(self, path: Path, text: str, keep_first: bool = False) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        if keep_first:
+            try:
+                os.link(temporary, path)
+            except FileExistsError:
+                pass
+            finally:
+                temporary.unlink()
+        else:
+            os.replace(temporary, path)
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

@@ -1,0 +1,244 @@
+"""The model client against a real HTTP server that answers in every way servers do."""
+
+import asyncio
+import gzip
+import json
+import time
+
+import pytest
+from chat_server import ChatServer, Reply, completion, failure
+
+from generator.authors import clients
+from generator.authors.clients import Endpoint, OpenAIClient, RecordedClient
+from generator.authors.exchange import Exchange, Message, ModelUnavailable, Request
+from generator.authors.transcripts import TranscriptError, TranscriptStore
+
+KEY = "sk-very-secret-0123456789"
+
+
+def request(text="hello", **fields):
+    return Request("test-model", (Message("user", text),), max_tokens=100, **fields)
+
+
+def endpoint(server, **settings):
+    return Endpoint(server.base_url, KEY, **{"timeout_s": 5, "backoff_s": 0.01, "max_backoff_s": 0.05, "tries": 3} | settings)
+
+
+def ask(server, *requests, store=None, **settings):
+    async def main():
+        async with OpenAIClient(endpoint(server, **settings), store) as client:
+            return await asyncio.gather(*(client.ask(r) for r in requests))
+
+    return asyncio.run(main())
+
+
+def test_a_plain_answer_with_its_token_counts():
+    with ChatServer(lambda _, __: completion("Kernel x")) as server:
+        [exchange] = ask(server, request(temperature=0.5, seed=7, sample=2))
+    assert exchange.answer.text == "Kernel x"
+    assert (exchange.answer.tokens_in, exchange.answer.tokens_out, exchange.answer.tokens_estimated) == (100, 50, False)
+    [sent] = server.requests
+    assert sent["stream"] is False and sent["temperature"] == 0.5 and sent["seed"] == 9 and sent["max_tokens"] == 100
+    assert server.keys == [f"Bearer {KEY}"]
+
+
+@pytest.mark.parametrize(
+    "first", [failure(429, retry_after="0.01"), failure(500), failure(503), Reply(b"<html>", 502), Reply(b"{", 200)]
+)
+def test_transient_failures_are_tried_again(first):
+    with ChatServer(lambda _, n: first if n == 0 else completion("ok")) as server:
+        [exchange] = ask(server, request())
+    assert exchange.answer.text == "ok" and exchange.answer.tries == 2 and len(server.requests) == 2
+
+
+@pytest.mark.parametrize(("status", "cure"), [(401, "OPENAI_API_KEY"), (404, "--model"), (400, "400")])
+def test_final_failures_are_not(status, cure):
+    with ChatServer(lambda _, __: failure(status, "because")) as server, pytest.raises(ModelUnavailable) as caught:
+        ask(server, request())
+    assert len(server.requests) == 1 and not caught.value.transient
+    assert cure in str(caught.value) and "because" in str(caught.value)
+
+
+def test_tries_are_bounded_and_the_wait_that_a_server_asks_for_too():
+    start = time.monotonic()
+    with ChatServer(lambda _, __: failure(429, retry_after="100000")) as server, pytest.raises(ModelUnavailable) as caught:
+        ask(server, request())
+    assert len(server.requests) == 3 and caught.value.transient and time.monotonic() - start < 3
+
+
+def test_a_slow_server_costs_the_time_out_and_no_more():
+    start = time.monotonic()
+    with (
+        ChatServer(lambda _, __: Reply(completion("late").body, delay_s=2)) as server,
+        pytest.raises(ModelUnavailable, match=r"0\.3 s"),
+    ):
+        ask(server, request(), timeout_s=0.3, tries=2)
+    assert time.monotonic() - start < 2
+
+
+def test_a_broken_connection_is_tried_again():
+    with ChatServer(lambda _, n: Reply(completion("x").body, close_after=20) if n == 0 else completion("ok")) as server:
+        [exchange] = ask(server, request())
+    assert exchange.answer.text == "ok"
+
+
+def test_nobody_listens():
+    async def main():
+        async with OpenAIClient(Endpoint("http://127.0.0.1:9/v1", KEY, tries=2, backoff_s=0.01)) as client:
+            await client.ask(request())
+
+    with pytest.raises(ModelUnavailable, match=r"no connection to http://127\.0\.0\.1:9/v1"):
+        asyncio.run(main())
+
+
+def test_an_endless_reply_is_cut_off(monkeypatch):
+    monkeypatch.setattr(clients, "MAX_REPLY_BYTES", 1 << 20)
+    with (
+        ChatServer(lambda _, __: Reply(b"x" * (1 << 16), repeat=1 << 10)) as server,
+        pytest.raises(ModelUnavailable, match="longer than"),
+    ):
+        ask(server, request())
+    assert len(server.requests) == 1
+
+
+def test_an_endless_error_page_is_cut_off_too(monkeypatch):
+    monkeypatch.setattr(clients, "MAX_REPLY_BYTES", 1 << 20)
+    with ChatServer(lambda _, __: Reply(b"x" * (1 << 16), 500, repeat=1 << 10)) as server, pytest.raises(ModelUnavailable):
+        ask(server, request(), tries=1)
+
+
+def test_a_compressed_reply_is_refused():
+    body = gzip.compress(completion("x").body)
+    with (
+        ChatServer(lambda _, __: Reply(body, headers={"content-encoding": "gzip"})) as server,
+        pytest.raises(ModelUnavailable, match="compressed"),
+    ):
+        ask(server, request(), tries=1)
+
+
+def test_redirects_are_not_followed():
+    with (
+        ChatServer(lambda _, __: Reply(b"", 307, {"location": "http://127.0.0.1:9/"})) as server,
+        pytest.raises(ModelUnavailable, match="307"),
+    ):
+        ask(server, request(), tries=1)
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (completion(None, refusal="I will not"), ""),
+        (
+            completion(
+                None, "tool_calls", tool_calls=[{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+            ),
+            "",
+        ),
+        (completion([{"type": "text", "text": "a"}, {"type": "image"}, {"type": "text", "text": "b"}]), "ab"),
+        (completion("x", "length"), "x"),
+        (completion("x", reasoning_content="hmm " * 1000), "x"),
+        (completion("x\ud800y".encode("utf-8", "surrogatepass").decode("utf-8", "surrogatepass")), "x?y"),
+    ],
+)
+def test_odd_but_legal_messages(reply, text):
+    with ChatServer(lambda _, __: reply) as server:
+        [exchange] = ask(server, request())
+    assert exchange.answer.text == text
+
+
+def test_two_choices_the_first_counts():
+    body = json.loads(completion("first").body)
+    body["choices"].append({"index": 1, "message": {"content": "second"}, "finish_reason": "stop"})
+    with ChatServer(lambda _, __: Reply(json.dumps(body).encode())) as server:
+        [exchange] = ask(server, request())
+    assert exchange.answer.text == "first"
+
+
+@pytest.mark.parametrize("usage", [None, {}, {"prompt_tokens": -5, "completion_tokens": 10**12}, {"prompt_tokens": "many"}, [1]])
+def test_token_counts_that_cannot_be_true_are_estimated(usage):
+    body = json.loads(completion("four words of text").body) | {"usage": usage}
+    with ChatServer(lambda _, __: Reply(json.dumps(body).encode())) as server:
+        [exchange] = ask(server, request())
+    assert exchange.answer.tokens_estimated and exchange.answer.tokens_in > 0 and exchange.answer.tokens_out > 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"null", b"[]", b'{"choices": []}', b'{"choices": [null]}', b'{"choices": {"0": 1}}', b"[" * 100_000, b"\xff\xfe"],
+)
+def test_rubbish_with_status_200_is_unavailable_never_a_crash(body):
+    with ChatServer(lambda _, __: Reply(body)) as server, pytest.raises(ModelUnavailable, match="not a chat completion"):
+        ask(server, request(), tries=1)
+
+
+def test_concurrency_is_bounded():
+    running, most = 0, 0
+
+    def behave(_, __):
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        time.sleep(0.02)
+        running -= 1
+        return completion("ok")
+
+    with ChatServer(behave) as server:
+        ask(server, *(request(str(i)) for i in range(20)), concurrency=4)
+    assert most <= 4 and len(server.requests) == 20
+
+
+def test_the_key_is_nowhere_but_in_the_header(tmp_path):
+    store = TranscriptStore(tmp_path)
+    with ChatServer(lambda _, n: failure(429) if n == 0 else completion("ok")) as server:
+        [exchange] = ask(server, request(), store=store)
+        assert KEY not in repr(endpoint(server))
+    assert KEY not in repr(exchange)
+    assert not any(KEY in f.read_text() for f in tmp_path.rglob("*") if f.is_file())
+
+
+def test_an_answer_is_stored_once_and_never_asked_for_again(tmp_path):
+    store = TranscriptStore(tmp_path)
+    with ChatServer(lambda _, n: completion(f"answer {n}")) as server:
+        [first] = ask(server, request(), store=store)
+        [second] = ask(server, request(), store=store)
+    assert first == second and len(server.requests) == 1
+    assert asyncio.run(RecordedClient(store).ask(request())) == first
+    with pytest.raises(ModelUnavailable, match="replay"):
+        asyncio.run(RecordedClient(store).ask(request("something else")))
+
+
+def test_what_was_in_flight_counts_as_perhaps_paid(tmp_path):
+    store = TranscriptStore(tmp_path)
+    store.mark_asked(request("a"))
+    store.mark_asked(request("b"))
+    assert store.unanswered() == 2
+    with ChatServer(lambda _, __: completion("ok")) as server:
+        [exchange] = ask(server, request("a"), store=store)
+    assert store.unanswered() == 1
+    assert list(store.exchanges()) == [exchange]
+
+
+def test_the_first_of_two_answers_stays(tmp_path):
+    store = TranscriptStore(tmp_path)
+    one = clients.read_completion(completion("one").body, request(), 1.0)
+    two = clients.read_completion(completion("two").body, request(), 2.0)
+    store.put(Exchange(request(), one))
+    store.put(Exchange(request(), two))
+    assert store.get(request()).answer.text == "one"
+
+
+def test_a_damaged_record_is_named(tmp_path):
+    store = TranscriptStore(tmp_path)
+    path = tmp_path / "answers" / f"{request().hash}.json"
+    path.parent.mkdir(parents=True)
+    path.write_text('{"request": 1')
+    with pytest.raises(TranscriptError, match=request().hash):
+        store.get(request())
+
+
+def test_no_endpoint_says_what_to_set(monkeypatch):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    with pytest.raises(ValueError, match="OPENAI_API_KEY.*--base-url"):
+        Endpoint.from_environment()
+    assert Endpoint.from_environment("http://127.0.0.1:8000/v1").api_key == "none"
