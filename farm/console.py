@@ -1,0 +1,65 @@
+"""How the command line ends and speaks: one line for bad input, exit codes, plain lines. Knows no command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import typer
+
+#: The base of typer's errors of usage; typer brings click under a name of its own, or uses the installed one.
+_UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+EXIT_OK, EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED = 0, 1, 2, 130
+
+
+class InputError(ValueError):
+    """A flag, argument or file of the user's that cannot be used: the name of the field and what to do about it."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}" if name else message)
+
+
+def fail(message: str) -> None:
+    print(f"farm: {message}", file=sys.stderr)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _is_input_error(error: BaseException) -> bool:
+    """Errors of input are ValueErrors of our own packages; a ValueError of a library is a fault of ours."""
+    module = type(error).__module__.partition(".")[0]
+    return isinstance(error, ValueError) and module in ("farm", "generator", "verifier", "catalog")
+
+
+def guard(app: Callable[..., Any]) -> int:
+    """Runs the command line and gives its exit code; no traceback for anything that is the user's to mend."""
+    try:
+        return app(standalone_mode=False) or EXIT_OK
+    except typer.Exit as error:
+        return error.exit_code
+    except _UsageProblem as error:
+        fail(error.format_message().rstrip(".") + _hint(error))  # type: ignore[attr-defined]
+        return EXIT_INPUT
+    except (typer.Abort, KeyboardInterrupt):
+        fail("stopped")
+        return EXIT_STOPPED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a reader such as `head` went away
+        return EXIT_OK
+    except ValueError as error:
+        if not _is_input_error(error):
+            raise
+        for line in str(error).splitlines():
+            fail(line)
+        return EXIT_INPUT
+
+
+def _hint(error: Exception) -> str:
+    context = getattr(error, "ctx", None)
+    return f" (see {context.command_path} --help)" if context else ""

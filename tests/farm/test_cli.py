@@ -1,0 +1,60 @@
+"""The command line: help with an example everywhere, one line and exit code 2 for bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from farm.cli import app
+
+
+def farm(*args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "farm", *args], capture_output=True, text=True, timeout=timeout)
+
+
+def commands() -> list[tuple[str, ...]]:
+    def below(command: typer.core.TyperCommand, path: tuple[str, ...]) -> list[tuple[str, ...]]:
+        if hasattr(command, "commands"):
+            return [p for name, c in command.commands.items() for p in below(c, (*path, name))]
+        return [path]
+
+    return below(typer.main.get_command(app), ())
+
+
+def find(path: tuple[str, ...]) -> typer.core.TyperCommand:
+    command = typer.main.get_command(app)
+    for name in path:
+        assert hasattr(command, "commands")
+        command = command.commands[name]
+    return command
+
+
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_every_command_has_help_with_an_example(path: tuple[str, ...]) -> None:
+    command = find(path)
+    assert command.help, path
+    assert "farm " + " ".join(path) in (command.epilog or ""), f"{path}: give an example in the epilog"
+
+
+def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("models: [{name: a, num_heads: 2, head_dim: 8, seqlens: [x]}]\ntargets: [gpu]")
+    done = farm("sweep", str(plan))
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2 and "models[0].seqlens[0]" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("args", [("sweep", "no.yaml"), ("sweep", "--tragets", "cpu"), ("sweeep",)])
+def test_bad_arguments_are_one_line(args: tuple[str, ...]) -> None:
+    done = farm(*args)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
+
+
+def test_dry_run_lists_problems() -> None:
+    done = farm("sweep", "--dry-run", "--json")
+    assert done.returncode == 0 and {p["target"] for p in json.loads(done.stdout)} == {"cpu"}

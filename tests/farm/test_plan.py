@@ -1,0 +1,107 @@
+"""Plans: good ones become frozen objects, every wrong field is named with its path and line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from farm.plan import PlanError, load_plan, read_plan
+
+GOOD = """
+models:
+  - name: Llama-3-8B
+    num_heads: 32
+    num_kv_heads: 8
+    head_dim: 128
+    masks: [causal]
+    seqlens: [128, 777]
+dtypes: [fp32, bf16]
+targets: [cpu, sm_80]
+"""
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(PlanError) as caught:
+        read_plan(text, "p.yaml")
+    return str(caught.value).splitlines()
+
+
+def test_default_plan_has_problems_for_this_machine() -> None:
+    plan = load_plan()
+    assert {target for _, target in plan.problems()} == {"cpu"}
+    assert len({spec.hash for spec in plan.specs()}) >= 4
+
+
+def test_a_plan_is_every_dtype_shape_and_target() -> None:
+    plan = read_plan(GOOD, "p.yaml")
+    assert [(s.dtype, s.seqlen_q, t) for s, t in plan.problems()] == [
+        (dtype, n, t) for dtype in ("fp32", "bf16") for n in (128, 777) for t in ("cpu", "sm_80")
+    ]
+    spec = next(plan.specs())
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.head_dim_v, str(spec.masks[0])) == (32, 8, 128, 128, "causal")
+
+
+def test_the_same_problem_twice_is_one_problem() -> None:
+    assert len(list(read_plan(GOOD.replace("[128, 777]", "[128, 128, 777]"), "p").problems())) == 8
+
+
+BILLION_LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
+    f"{name}: &{name} [{','.join(['*' + before] * 10)}]" for before, name in zip("abcde", "bcdef", strict=True)
+)
+
+WRONG = [
+    ("seqlens: [128, 777]", "seqlens: [128, x]", "p.yaml:8: models[0].seqlens[1]: expected a whole number of at least 1, found 'x'"),  # noqa: E501
+    ("seqlens: [128, 777]", "seqlens: [0]", "p.yaml:8: models[0].seqlens[0]: expected a whole number of at least 1, found 0"),
+    ("seqlens: [128, 777]", "seqlens: 128", "p.yaml:8: models[0].seqlens: expected a list, found 128"),
+    ("    num_kv_heads: 8", "    num_kv_heds: 8", "p.yaml:5: models[0].num_kv_heds: unknown field; did you mean 'num_kv_heads'?"),
+    ("num_kv_heads: 8", "num_kv_heads: 5", "p.yaml:5: models[0].num_kv_heads: expected a divisor of num_heads = 32, found 5"),
+    ("num_heads: 32", "num_heads: true", "p.yaml:4: models[0].num_heads: expected a whole number of at least 1, found true"),
+    ("    head_dim: 128\n", "", "p.yaml:3: models[0]: head_dim is missing"),
+    ("masks: [causal]", "masks: [casual]", "p.yaml:7: models[0].masks[0]: expected a mask rule of"),
+    ("fp32, bf16", "fp32, bf61", "p.yaml:9: dtypes[1]: expected one of fp32, fp16, bf16, found 'bf61'; did you mean 'bf16'?"),
+    ("cpu, sm_80", "cpu, sm_8", "p.yaml:10: targets[1]: expected one of"),
+    ("targets:", "author: gpt\ntargets:", "p.yaml:10: author: expected one of rules, llm, llm-direct, found 'gpt'"),
+    ("targets:", "tuning: {keep: 1}\ntargets:", "p.yaml:10: tuning.keep: expected a share above 0 and below 1, found 1"),
+    ("targets:", "budget: {minutes: soon}\ntargets:", "p.yaml:10: budget.minutes: expected minutes, at least 0, found 'soon'"),
+    ("targets:", "variants: nowhere.py\ntargets:", "p.yaml:10: variants: "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "message"), WRONG)
+def test_every_wrong_field_is_named(old: str, new: str, message: str) -> None:
+    assert old in GOOD
+    (line,) = problems(GOOD.replace(old, new))
+    assert line.startswith(message)
+
+
+def test_all_wrong_fields_come_at_once_in_order() -> None:
+    lines = problems(GOOD.replace("128, 777", "0, x").replace("fp32, bf16", "f32"))
+    assert [line.split(": ")[1] for line in lines] == ["models[0].seqlens[0]", "models[0].seqlens[1]", "dtypes[0]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "the file is empty"),
+        ("models: [", "p.yaml:1: not YAML"),
+        ("- 1\n- 2", "p.yaml:1: expected a mapping (models, targets, ...), found a list"),
+        ("models: []", "expected at least one entry in models or specs, found none"),
+        ("models: &a [*a]", "nested deeper than 50 levels"),
+        ("a: 1\na: 2\nmodels: []", "p.yaml:2: a: the field is given twice"),
+        ("x: " + "y" * (1 << 21), "expected at most 1048576 characters"),
+        (BILLION_LAUGHS, "more than 50000"),
+        ("a: !!python/object/apply:os.system [true]", "a: "),
+    ],
+)  # fmt: skip
+def test_documents_that_are_no_plan(text: str, message: str) -> None:
+    assert any(message in line for line in problems(text))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    binary = tmp_path / "rubbish.yaml"
+    binary.write_bytes(bytes(range(256)))
+    cases = ((binary, "expected a YAML text in UTF-8"), (tmp_path, "is a directory"), (tmp_path / "no.yaml", "no such file"))
+    for path, message in cases:
+        with pytest.raises(PlanError, match=message):
+            load_plan(path)
