@@ -1,0 +1,217 @@
+"""Source text to shared objects, in killable children, through a cache keyed by content. CUDA sources go to
+`verifier.compile_cuda`.
+
+Cache layout: `objects/<first two>/<sha256>.so` holds bytes under their own hash; `entries/<first two>/<key>.json`, written
+last, says which object a key stands for. Both are written under private names and renamed, so that a reader sees a whole
+entry or none, whoever else writes or is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Literal
+
+from generator.canonical import digest, digest_bytes
+from generator.translate.records import Translated
+from verifier.children import Ended, Limits, run_limited
+from verifier.elf import imports_of
+from verifier.records import Binary, CompileFailed
+
+BASE_FLAGS = (
+    "-O2", "-std=c++17", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-threadsafe-statics", "-w", "-Wl,-z,now", "-Wl,-z,noexecstack",
+)  # fmt: skip
+_AVX2 = ("-mavx2", "-mfma", "-mf16c")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
+#: `target_facts["isa"]` of a C++ launch -> compiler flags. The loader picks by the CPU's own flags
+#: (`verifier.environment.isa_levels`).
+ISA_FLAGS: dict[str, tuple[str, ...]] = {
+    "baseline": (),
+    "avx2": _AVX2,
+    "avx512": _AVX512,
+    "avx512bf16": (*_AVX512, "-mavx512bf16"),
+    "amx": (*_AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+}
+CompilerKind = Literal["gcc", "clang", "zig"]
+#: zig rebuilds libc++ for every new set of -m flags (75 s) unless told that there is no C++ library, and traps on undefined
+#: behaviour by default.
+_KIND_FLAGS: dict[CompilerKind, tuple[str, ...]] = {
+    "gcc": (),
+    "clang": (),
+    "zig": ("-nostdlib++", "-fno-sanitize=undefined", "-target", "x86_64-linux-gnu"),
+}
+
+
+class NoCompiler(ValueError):
+    """No C++ compiler on this machine; the message says what to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C++ compiler: how to call it and what it calls itself."""
+
+    command: tuple[str, ...]
+    kind: CompilerKind
+    version: str
+
+    def flags(self, isa: str) -> tuple[str, ...]:
+        if isa not in ISA_FLAGS:
+            raise ValueError(f"target_facts.isa: expected one of {', '.join(ISA_FLAGS)}, found {isa!r}")
+        return (*BASE_FLAGS, *ISA_FLAGS[isa], *_KIND_FLAGS[self.kind])
+
+
+def find_compiler(command: str | None = None) -> Compiler:
+    """The C++ compiler to use: `command` or FARM_CXX when given, else g++, clang++, c++, then the one inside the Python
+    package ziglang.
+
+    Raises NoCompiler, with what to install.
+    """
+    wanted = command or os.environ.get("FARM_CXX", "")
+    if wanted:
+        if (found := _probe(tuple(wanted.split()))) is None:
+            raise NoCompiler(
+                f"FARM_CXX: {wanted!r} does not run here; name a working C++ compiler, or unset it to let the farm look for one"
+            )
+        return found
+    candidates = [(name,) for name in ("g++", "clang++", "c++")]
+    if find_spec("ziglang"):
+        candidates.append((sys.executable, "-m", "ziglang", "c++"))
+    for candidate in candidates:
+        if (found := _probe(candidate)) is not None:
+            return found
+    raise NoCompiler(
+        "no C++ compiler found (looked for g++, clang++, c++ and the Python package ziglang); "
+        "install one, for example `apt install g++` or `pip install ziglang`, or name one in FARM_CXX"
+    )
+
+
+@functools.lru_cache(maxsize=16)
+def _probe(command: tuple[str, ...]) -> Compiler | None:
+    if shutil.which(command[0]) is None:
+        return None
+    try:
+        ended = run_limited([*command, "--version"], Limits(wall_s=30))
+    except FileNotFoundError:
+        return None
+    if ended.code != 0:
+        return None
+    version = ended.log.strip().splitlines()[0] if ended.log.strip() else "unknown"
+    kind: CompilerKind = "zig" if "ziglang" in command else "clang" if "clang" in version.lower() else "gcc"
+    return Compiler(command, kind, version)
+
+
+def compile_translated(
+    translated: Translated, cache_dir: str | os.PathLike[str], limits: Limits | None = None, compiler: Compiler | None = None
+) -> Binary | CompileFailed:
+    """Compile, or find in the cache, the binary of a translated program.
+
+    A failed compile is a value, not an exception. Raises NoCompiler, and ValueError for an instruction set or language that
+    is not known.
+    """
+    limits = limits or Limits()
+    match translated.language:
+        case "c++":
+            return _compile_cpp(translated, Path(cache_dir), limits, compiler or find_compiler())
+        case "cuda":
+            from verifier.compile_cuda import compile_cuda
+
+            return compile_cuda(translated, cache_dir, limits)
+        case other:
+            raise ValueError(f"language: expected c++ or cuda, found {other!r}")
+
+
+def _compile_cpp(translated: Translated, cache: Path, limits: Limits, compiler: Compiler) -> Binary | CompileFailed:
+    flags = compiler.flags(translated.launch.target_facts.get("isa", "baseline"))
+    key = cache_key(translated.hash, flags, compiler.version)
+    if (hit := read_entry(cache, key)) is not None:
+        return hit
+    with private_folder(cache) as work:
+        source, out = work / "kernel.cpp", work / "kernel.so"
+        source.write_text(translated.source)
+        env = os.environ | {"TMPDIR": str(work), "ZIG_GLOBAL_CACHE_DIR": str(cache / "zig"), "LC_ALL": "C"}
+        ended = run_limited([*compiler.command, *flags, "-o", str(out), str(source), "-lm"], limits, env=env, cwd=str(work))
+        if ended.how == "timeout" or ended.code != 0 or not out.exists():
+            return _failed(ended, limits)
+        data = out.read_bytes()
+    resources = {"bytes": len(data), "imports": list(imports_of(data))}
+    binary = Binary(
+        "", digest_bytes(data), translated.hash, translated.target, compiler.version, flags, ended.wall_s, resources, ended.log
+    )
+    return write_entry(cache, key, binary, data, suffix=".so")
+
+
+def _failed(ended: Ended, limits: Limits) -> CompileFailed:
+    if ended.how == "timeout":
+        return CompileFailed("compile_timeout", f"killed after {limits.wall_s:g} s\n{ended.log}", ended.wall_s)
+    signs = ("virtual memory exhausted", "out of memory", "cannot allocate memory", "killed signal", "bad_alloc", "outofmemory")
+    out_of_memory = ended.code == -9 or any(sign in ended.log.lower() for sign in signs)
+    return CompileFailed(
+        "compile_oom" if out_of_memory else "compile_error", ended.log or f"exit status {ended.code}", ended.wall_s
+    )
+
+
+# ----------------------------------------------------------------------------------------------------------- the cache
+
+
+def cache_key(source_hash: str, flags: tuple[str, ...], compiler_version: str) -> str:
+    """What a binary depends on: source, flags (architecture included) and toolchain."""
+    return digest({"source": source_hash, "flags": flags, "compiler": compiler_version, "layout": 1})
+
+
+@contextlib.contextmanager
+def private_folder(cache: Path):  # type: ignore[no-untyped-def]
+    """A folder that only this call uses, on the cache's own file system; what cannot be removed (a busy mount) is left behind."""
+    (cache / "tmp").mkdir(parents=True, exist_ok=True)
+    folder = tempfile.mkdtemp(dir=cache / "tmp")
+    try:
+        yield Path(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _entry_path(cache: Path, key: str) -> Path:
+    return cache / "entries" / key[:2] / f"{key}.json"
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.chmod(name, 0o600)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
+
+
+def write_entry(cache: Path, key: str, binary: Binary, data: bytes, suffix: str) -> Binary:
+    """Store the object under its own hash, then the entry that names it. Returns the binary with its path."""
+    path = cache / "objects" / binary.hash[:2] / (binary.hash + suffix)
+    _write_atomically(path, data)
+    plain = {**asdict(binary), "path": str(path.relative_to(cache))}
+    _write_atomically(_entry_path(cache, key), json.dumps(plain).encode())
+    return Binary(**{**plain, "path": str(path), "flags": tuple(binary.flags)})
+
+
+def read_entry(cache: Path, key: str) -> Binary | None:
+    """The cached binary of a key; None when there is none or when its bytes are not the ones that were stored."""
+    try:
+        plain = json.loads(_entry_path(cache, key).read_bytes())
+        path = cache / plain["path"]
+        if digest_bytes(path.read_bytes()) != plain["hash"]:
+            return None
+        return Binary(**{**plain, "path": str(path), "flags": tuple(plain["flags"])})
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
