@@ -1,0 +1,51 @@
+"""Rewrites `where` so that what is masked away stands last: masks then have one form. Changes no value of any program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from generator.tl.ir import Compute, Expr, For, If, Index, Num, Op, Program, Stmt
+from generator.translate.passes.conditions import negate
+from generator.translate.passes.scope import Scope
+
+
+def normalize(program: Program) -> Program:
+    """The same program with `where(kv > q, -inf, S)` as `where(kv <= q, S, -inf)`; only tests of integers are turned round."""
+    scope = Scope.of(program)
+    return replace(program, body=tuple(_statement(s, scope) for s in program.body))
+
+
+def _statement(s: Stmt, scope: Scope) -> Stmt:
+    match s:
+        case Compute():
+            return replace(s, value=_expression(s.value, scope))
+        case For():
+            return replace(s, body=tuple(_statement(x, scope) for x in s.body))
+        case If():
+            return replace(
+                s, then=tuple(_statement(x, scope) for x in s.then), otherwise=tuple(_statement(x, scope) for x in s.otherwise)
+            )
+    return s
+
+
+def _expression(e: Expr, scope: Scope) -> Expr:
+    match e:
+        case Op("where", (test, a, b)):
+            test, a, b = (_expression(x, scope) for x in (test, a, b))
+            turned = negate(test, scope)
+            if isinstance(a, Num) and not isinstance(b, Num) and _is_plain(turned):
+                return Op("where", (turned, b, a), span=e.span)
+            return Op("where", (test, a, b), span=e.span)
+        case Op(fn, args):
+            return Op(fn, tuple(_expression(a, scope) for a in args), span=e.span)
+        case Index(tensor, indices):
+            return Index(tensor, tuple(_expression(i, scope) for i in indices), span=e.span)
+    return e
+
+
+def _is_plain(test: Expr) -> bool:
+    """Whether the turned test lost its `not`: a comparison of floats keeps it, since NaN compares false both ways."""
+    return not (
+        isinstance(test, Op)
+        and (test.fn == "not" or any(not _is_plain(a) for a in test.args if isinstance(a, Op) and test.fn in ("and", "or")))
+    )

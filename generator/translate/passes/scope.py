@@ -1,0 +1,206 @@
+"""Rank and kind of the expressions of one core program, and which names a statement reads and defines. Checks nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+
+from generator.tl.ir import (
+    COLS,
+    ROWS,
+    Compute,
+    Copy,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Index,
+    Num,
+    Op,
+    Program,
+    Reshape,
+    Stmt,
+    Var,
+    names,
+    walk_statements,
+)
+
+
+class Rank(IntEnum):
+    """How often a value has to be computed: once, once a row, once a column, for every element."""
+
+    SCALAR = 0
+    ROW = 1
+    COL = 2
+    ELEMENT = 3
+
+    def join(self, other: Rank) -> Rank:
+        return Rank(self | other)
+
+
+INTEGER_FUNCTIONS = frozenset({"+", "-", "*", "//", "%", "neg", "ceildiv", "max", "min", "abs", "where"})
+TEST_FUNCTIONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or", "not"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What names mean: shapes of tiles, dtypes of arguments and captured tensors."""
+
+    tiles: dict[str, tuple[int, ...]]  # register and shared tiles: their block-wide shape
+    floats: frozenset[str]  # float scalars, tiles and captured tensors
+    promised: frozenset[str]  # arguments promised to be positive
+
+    @staticmethod
+    def of(program: Program) -> Scope:
+        tiles: dict[str, tuple[int, ...]] = {}
+        for a in program.allocations.values():
+            if a.level != "global":
+                tiles[a.name] = _constant_shape(a.shape)
+        for s in walk_statements(program.code):
+            match s:
+                case Copy(into_level="shared" | "register"):
+                    tiles.setdefault(s.into, _constant_shape(s.shape))
+                case Reshape():
+                    tiles.setdefault(s.into, tiles.get(s.source, ()))
+        floats = {n for n, a in program.arguments.items() if a.dtype != "i32"} | set(tiles)
+        floats |= {a.name for a in program.allocations.values() if a.dtype != "i32"}
+        return Scope(tiles, frozenset(floats), frozenset(n for n, a in program.arguments.items() if a.positive))
+
+    def rank(self, e: Expr) -> Rank:
+        match e:
+            case Num():
+                return Rank.SCALAR
+            case Var(name):
+                if e == ROWS:
+                    return Rank.ROW
+                if e == COLS:
+                    return Rank.COL
+                return (Rank.SCALAR, Rank.ROW, Rank.ELEMENT)[len(self.tiles.get(name, ()))]
+            case Index(_, indices):
+                return self._join(indices)
+            case Op("rowmax" | "rowsum"):
+                return Rank.ROW
+            case Op(_, args):
+                return self._join(args)
+
+    def _join(self, parts: Iterable[Expr]) -> Rank:
+        out = Rank.SCALAR
+        for p in parts:
+            out = out.join(self.rank(p))
+        return out
+
+    def is_integer(self, e: Expr) -> bool:
+        match e:
+            case Num(value):
+                return isinstance(value, int)
+            case Var(name) | Index(name, _):
+                return name not in self.floats
+            case Op("where", (_, a, b)):
+                return self.is_integer(a) and self.is_integer(b)
+            case Op(fn, args):
+                return fn in INTEGER_FUNCTIONS and all(self.is_integer(a) for a in args)
+
+    def columns(self, e: Expr) -> int:
+        """The width of the tiles that an expression reads; 0 where it reads none."""
+        return max((self.tiles[n][1] for n in names(e) if len(self.tiles.get(n, ())) == 2), default=0)
+
+
+def _constant_shape(shape: tuple[Expr, ...]) -> tuple[int, ...]:
+    return tuple(e.value for e in shape if isinstance(e, Num) and isinstance(e.value, int))
+
+
+# --------------------------------------------------------------------------------------------------- reads and writes
+
+
+def defs(s: Stmt) -> set[str]:
+    """Tiles that a statement gives a value. A store to global memory defines no tile."""
+    match s:
+        case Copy(into_level="global"):
+            return set()
+        case Copy(into=into) | Gemm(into=into) | Compute(into=into) | Reshape(into=into):
+            return {into}
+        case For(body=body):
+            return defs_of(body)
+        case If(then=then, otherwise=otherwise):
+            return defs_of(then) | defs_of(otherwise)
+    return set()
+
+
+def uses(s: Stmt) -> set[str]:
+    """Names whose values a statement reads: tiles, scalars, loop variables and captured tensors."""
+    match s:
+        case Copy(source_level="global"):
+            return {n for e in s.coordinate for n in names(e)}
+        case Copy():
+            return {s.source} | {n for e in s.coordinate for n in names(e)}
+        case Gemm():
+            return {s.a, s.b} | ({s.into} if s.accumulate else set())
+        case Compute():
+            return names(s.value)
+        case Reshape():
+            return {s.source}
+        case For():
+            return uses_of(s.body) | names(s.lo) | names(s.hi)
+        case If():
+            return names(s.test) | uses_of(s.then) | uses_of(s.otherwise)
+    return set()
+
+
+def defs_of(body: Iterable[Stmt]) -> set[str]:
+    return {n for s in body for n in defs(s)}
+
+
+def uses_of(body: Iterable[Stmt]) -> set[str]:
+    return {n for s in body for n in uses(s)}
+
+
+def flatten(body: Iterable[Stmt]) -> Iterator[Stmt]:
+    """The statements in textual order, loops and branches opened."""
+    for s in body:
+        match s:
+            case For():
+                yield from flatten(s.body)
+            case If():
+                yield from flatten(s.then)
+                yield from flatten(s.otherwise)
+            case _:
+                yield s
+
+
+def exposed(body: Iterable[Stmt]) -> set[str]:
+    """Names that the body may read before it has defined them."""
+    return _exposed(tuple(body), set())[0]
+
+
+def _exposed(body: tuple[Stmt, ...], seen: set[str]) -> tuple[set[str], set[str]]:
+    """(exposed reads, names certainly defined after the body)."""
+    out: set[str] = set()
+    seen = set(seen)
+    for s in body:
+        match s:
+            case If():
+                out |= names(s.test) - seen
+                reads_then, after_then = _exposed(s.then, seen)
+                reads_else, after_else = _exposed(s.otherwise, seen)
+                out |= reads_then | reads_else
+                seen = after_then & after_else
+            case For():  # its body may run no time at all, so it defines nothing for certain
+                out |= (names(s.lo) | names(s.hi)) - seen
+                out |= _exposed(s.body, seen | {s.var})[0]
+            case _:
+                out |= uses(s) - seen
+                seen |= defs(s)
+    return out, seen
+
+
+def carried(body: tuple[Stmt, ...], live_after: Iterable[str] = ()) -> tuple[str, ...]:
+    """Tiles whose value goes from one iteration into the next, in order of their first definition.
+
+    A name is carried when the body may read it before defining it, and may define it. A name of `live_after` that the body defines
+    only in a branch or an inner loop is carried too: the old value may stay, and is asked for behind the loop.
+    """
+    reads, certain = _exposed(body, set())
+    defined = dict.fromkeys(n for s in flatten(body) for n in sorted(defs(s)))
+    kept = set(live_after) - certain
+    return tuple(n for n in defined if n in reads or n in kept)
