@@ -58,7 +58,7 @@ def symbol(e: Expr) -> Affine:
 
 
 def affine(e: Expr) -> Affine | None:
-    """The form of an integer expression, or None for one that holds a float. Never fails on integers: what is not linear is a symbol."""
+    """The form of an integer expression, or None for one that holds a float. What is not linear is a symbol."""
     match e:
         case Num(int() as value):
             return Affine(value)
@@ -87,10 +87,8 @@ def to_expr(form: Affine) -> Expr:
     out: Expr | None = None
     for s, c in sorted(form.terms, key=lambda t: t[1] < 0):
         term = s if abs(c) == 1 else Op("*", (Num(abs(c)), s))
-        if out is None:
-            out = term if c > 0 else Op("neg", (term,))
-        else:
-            out = Op("+" if c > 0 else "-", (out, term))
+        first = term if c > 0 else Op("neg", (term,))
+        out = first if out is None else Op("+" if c > 0 else "-", (out, term))
     if out is None:
         return Num(form.constant)
     if form.constant == 0:
@@ -114,7 +112,7 @@ def sum_of(*parts: Expr) -> Expr:
 def extremum(fn: str, parts: tuple[Expr, ...]) -> Expr:
     """`max` or `min` of several expressions, equal ones once and constants folded; at least one."""
     constants = [p.value for p in parts if isinstance(p, Num)]
-    rest = list(dict.fromkeys(p for p in parts if not isinstance(p, Num)))
+    rest: list[Expr] = list(dict.fromkeys(p for p in parts if not isinstance(p, Num)))
     if constants:
         rest.append(Num((max if fn == "max" else min)(constants)))
     out = rest[0]

@@ -72,7 +72,7 @@ class LoopPlan:
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """program: the core program that the plans speak of (`where` normalised). loops: in textual order, inner ones after outer ones.
+    """program: the core program that the plans speak of (`where` normalised). loops: in textual order, outer ones first.
 
     live_rows: how many rows of the block any output keeps, as an expression; None when every row is kept or it is not known.
     storage: tile -> the tile whose registers it takes.

@@ -23,8 +23,7 @@ Env = dict[str, Node]
 class LoopProof:
     """skippable: the tests whose falsity over a whole tile makes the tile the identity. why: what could not be shown.
 
-    dead_first: carried names that a statement of the first iteration is known to leave at their initial constant, as (index of the
-    statement in the body, name).
+    dead_first: positions in the body of statements that leave a carried value as it was when the first iteration runs them.
     """
 
     skippable: tuple[Expr, ...]

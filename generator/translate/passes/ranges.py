@@ -1,8 +1,8 @@
 """Tile ranges: which values of a loop variable can see something, and which see everything. Reads conditions only.
 
 Bounds are expressions of scalars, grid axes and two symbols of their own: ROW_FIRST and ROW_LAST, the rows of the block that
-ask (a block, or one warpgroup of it). `rows_min(e, first, last)` and `rows_max(...)` stand for the extreme of a value that has to be
-read row by row (`DocEnd[q]`): whoever emits code computes them before the loop.
+ask (a block, or one warpgroup of it). `rows_min(e, first, last)` and `rows_max(...)` stand for the extreme of a value
+that has to be read row by row (`DocEnd[q]`): whoever emits code computes them before the loop.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def _hull(ranges: tuple[Interval, ...]) -> Interval:
 
 
 def _certain_any(ranges: tuple[Interval, ...]) -> Interval | None:
-    """One alternative is enough. Those that bound the same side join; of two sides the lower bound stays (a window rather than a sink)."""
+    """One alternative is enough. Those that bound the same side join; of two sides the lower bound stays (a window, no sink)."""
     above = tuple(r.lo for r in ranges if r.lo is not None and r.hi is None)
     below = tuple(r.hi for r in ranges if r.hi is not None and r.lo is None)
     if above:
@@ -154,7 +154,7 @@ def _certain_any(ranges: tuple[Interval, ...]) -> Interval | None:
 
 
 def edge_tiles(c: Condition, variable: str, box: Box, rows: int, scope: Scope) -> int | None:
-    """At most so many tiles lie between the last certain and the last possible one; None: no bound is known, 0: no upper limit."""
+    """At most so many tiles lie between the last certain and the last possible one; None: not known, 0: no upper limit."""
     box = replace(box, first=Num(0), last=Num(rows - 1))
     match c:
         case Limit(form):

@@ -52,7 +52,9 @@ def schedule(loop: For, program: Program) -> Schedule:
 
 def _independent(body: tuple[Stmt, ...], positions: list[int], state: set[str]) -> tuple[list[int], list[int]]:
     """Products at the head of the body that depend on no carried value, and all that follows."""
-    tainted, first, rest = set(state), [], []
+    tainted = set(state)
+    first: list[int] = []
+    rest: list[int] = []
     for i in positions:
         s = body[i]
         if isinstance(s, Gemm) and not (uses(s) | defs(s)) & tainted and not rest:
@@ -96,7 +98,7 @@ def _split(body: tuple[Stmt, ...], code: list[int], second: list[int]) -> tuple[
 
 
 def deferred_sums(body: tuple[Stmt, ...], state: tuple[str, ...], program: Program) -> tuple[str, ...]:
-    """v = v * r + rowsum(x), or v + rowsum(x), from 0, and v read nowhere else in the loop: a sum is linear, so parts of it may wait."""
+    """v = v * r + rowsum(x), or v + rowsum(x), from 0, v read nowhere else in the loop: a sum is linear, so parts may wait."""
     out = []
     for s in body:
         match s:

@@ -197,8 +197,8 @@ def _exposed(body: tuple[Stmt, ...], seen: set[str]) -> tuple[set[str], set[str]
 def carried(body: tuple[Stmt, ...], live_after: Iterable[str] = ()) -> tuple[str, ...]:
     """Tiles whose value goes from one iteration into the next, in order of their first definition.
 
-    A name is carried when the body may read it before defining it, and may define it. A name of `live_after` that the body defines
-    only in a branch or an inner loop is carried too: the old value may stay, and is asked for behind the loop.
+    A name is carried when the body may read it before defining it, and may define it. A name of `live_after` that the body
+    defines only in a branch or an inner loop is carried too: the old value may stay, and is asked for behind the loop.
     """
     reads, certain = _exposed(body, set())
     defined = dict.fromkeys(n for s in flatten(body) for n in sorted(defs(s)))

@@ -1,4 +1,6 @@
-"""Sign sets: which of nan, -inf, negative, 0, positive and +inf a value can be, and what functions make of them. Knows no program.
+"""Sign sets: which of nan, -inf, negative, 0, positive and +inf a value can be, and what functions make of them.
+
+Knows no program.
 
 Arithmetic on finite values is taken as finite (no overflow): a program that overflows has no defined value anyway.
 """

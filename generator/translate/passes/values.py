@@ -1,4 +1,6 @@
-"""Abstract values: shared expression nodes with simplification, and the signs each node can have. Runs statements, proves nothing.
+"""Abstract values: shared expression nodes with simplification, and the signs each node can have.
+
+Runs statements, proves nothing.
 
 Two values that get the same node are equal, whatever the numbers are. The element of a tile, the value of a row and a scalar are
 all one node: a statement treats every element and row alike.
