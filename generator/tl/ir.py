@@ -32,6 +32,10 @@ FUNCTIONS: dict[str, int] = {
     "rowmax": 1, "rowsum": 1,
 }  # fmt: skip
 
+#: Numeric options -> their values, the default first. `row_sums`: a row sum carried through a loop as `v = v * r + rowsum(x)` may
+#: be kept as partial sums and closed behind the loop. `functions`: exp2, tanh and their like may be the hardware's approximations.
+OPTIONS: dict[str, tuple[str, ...]] = {"row_sums": ("each_tile", "deferred"), "functions": ("accurate", "fast")}
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -185,6 +189,18 @@ class Hint:
     span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """`Option row_sums = deferred`: a freedom that may change bits (never more than rounding), one of OPTIONS.
+
+    Without it the first value of OPTIONS holds. A translator may ignore a freedom; it may not take one that is not stated.
+    """
+
+    name: str
+    value: str
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
+
+
 # ------------------------------------------------------------------------------------------------------- statements
 
 
@@ -194,7 +210,7 @@ class Copy:
 
     `Copy K (BN, D) in coordinate [L = j] from global to shared` makes the tile K; `source` and `into` are both "K".
     `Copy acc into O (BM, DV) in coordinate [L = m] from register to global` writes it.
-    `coordinate` counts tiles of `shape`, not elements: (row tile, column tile), the second 0 where it is not written.
+    `coordinate` counts tiles of `shape`, not elements: one for each axis, (row tile, column tile), 0 where it is not written.
     In a sketch `shape` and `coordinate` are empty.
     """
 
@@ -234,9 +250,9 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """`Compute Softmax S and get P with row_max, row_sum, acc`: a macro; `generator.tl.expand` writes it out.
+    """`Compute Softmax S, scale and get P with row_max, row_sum, acc`: a macro; `generator.tl.expand` writes it out.
 
-    In a sketch any operator name with any operands may stand here.
+    In a sketch any operator name with any operands may stand here; core code has none.
     """
 
     operator: str
@@ -248,10 +264,11 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Reshape:
-    """Turn an accumulator fragment into an operand fragment of `dtype`: required before a GEMM fed by another GEMM's output.
+    """Turn an accumulator fragment into an operand fragment of `dtype`: required before a GEMM fed by registers.
 
     `Reshape P from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new) and get PA bf16`. What moves is the target's matter
-    (a cast, or a view); the values are P's, rounded to `dtype`.
+    (a cast, or a view); the values are P's, rounded to `dtype`. `into` needs no Allocate. It may be `source` itself (in place);
+    core code has none of those: `generator.tl.expand` gives the operand a name of its own.
     """
 
     source: str
@@ -286,13 +303,16 @@ class If:
 
 @dataclass(frozen=True, slots=True)
 class Prose:
-    """A line of a sketch that is not a statement. Kept as text; never part of code."""
+    """A line of a sketch that is not a statement. Kept as text; never part of code.
+
+    A loop whose range is prose (`for j over the tiles that a row can see`) stays flat: Prose, what it holds, Prose("end").
+    """
 
     text: str
     span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
-Declaration: TypeAlias = Argument | Constant | Grid | Let | Allocate | Hint
+Declaration: TypeAlias = Argument | Constant | Grid | Let | Allocate | Hint | Option
 Stmt: TypeAlias = Declaration | Copy | Gemm | Compute | Named | Reshape | For | If | Prose
 
 
@@ -331,6 +351,12 @@ class Program:
     @property
     def hints(self) -> dict[str, str]:
         return {s.name: s.value for s in self.body if isinstance(s, Hint)}
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Every numeric option with its value, defaults included."""
+        stated = {s.name: s.value for s in self.body if isinstance(s, Option)}
+        return {name: stated.get(name, values[0]) for name, values in OPTIONS.items()}
 
     @property
     def code(self) -> tuple[Stmt, ...]:

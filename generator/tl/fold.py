@@ -1,0 +1,84 @@
+"""Integer constants folded and names replaced in one expression. Floats stay as written: folding must not change a bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from generator.tl.ir import Expr, Index, Num, Op, Var
+
+_INTEGERS: dict[str, Callable[..., int]] = {
+    "+": lambda a, b: a + b,
+    "-": lambda a, b: a - b,
+    "*": lambda a, b: a * b,
+    "//": lambda a, b: a // b,
+    "%": lambda a, b: a % b,
+    "ceildiv": lambda a, b: -(-a // b),
+    "max": max,
+    "min": min,
+    "neg": lambda a: -a,
+    "abs": abs,
+}
+_TESTS: dict[str, Callable[[int, int], bool]] = {
+    "<": lambda a, b: a < b,
+    "<=": lambda a, b: a <= b,
+    ">": lambda a, b: a > b,
+    ">=": lambda a, b: a >= b,
+    "==": lambda a, b: a == b,
+    "!=": lambda a, b: a != b,
+}
+
+
+def integers(args: tuple[Expr, ...]) -> list[int] | None:
+    """The values of the arguments if all are integer literals."""
+    values = [a.value for a in args if isinstance(a, Num) and isinstance(a.value, int)]
+    return values if len(values) == len(args) else None
+
+
+def fold(e: Op) -> Expr:
+    """The operation with its own constants folded (its arguments are taken as folded already).
+
+    A division by zero stays as it is: the checker reports it.
+    """
+    if e.fn == "where" and len(e.args) == 3 and (test := truth(e.args[0])) is not None:
+        return e.args[1] if test else e.args[2]
+    values = integers(e.args)
+    if values is None or e.fn not in _INTEGERS or (e.fn in ("//", "%", "ceildiv") and values[-1] == 0):
+        return e
+    try:
+        return Num(_INTEGERS[e.fn](*values), span=e.span)
+    except TypeError:  # a wrong number of arguments: the checker's matter
+        return e
+
+
+def truth(e: Expr) -> bool | None:
+    """What a test of integer constants says, or None where it is not constant."""
+    if not isinstance(e, Op):
+        return None
+    if e.fn in _TESTS and (values := integers(e.args)) is not None and len(values) == 2:
+        return _TESTS[e.fn](*values)
+    known = [truth(a) for a in e.args]
+    match e.fn, known:
+        case "not", [bool(value)]:
+            return not value
+        case "and", [_, _] if False in known:
+            return False
+        case "and", [True, True]:
+            return True
+        case "or", [_, _] if True in known:
+            return True
+        case "or", [False, False]:
+            return False
+    return None
+
+
+def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
+    """The expression with names replaced, and integer constants folded on the way up."""
+    match e:
+        case Num():
+            return e
+        case Var():
+            return values.get(e.name, e)
+        case Index():
+            return Index(e.tensor, tuple(substitute(i, values) for i in e.indices), span=e.span)
+        case Op():
+            return fold(Op(e.fn, tuple(substitute(a, values) for a in e.args), span=e.span))
