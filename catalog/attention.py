@@ -1,0 +1,307 @@
+"""The attention functions that serving code calls: torch's and FlashAttention's, with their names, argument order and semantics.
+
+Each finds a frame for the exact shapes (one dictionary lookup when warm) and runs it: a kernel of the catalog, or the fallback
+in torch with the reason counted. What is decided, and by what, is in `catalog.serving`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from catalog import serving
+from catalog.calls import PLAIN_TYPES, AttentionCall
+from catalog.decisions import Decision
+from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen
+from catalog.flash_fallback import CacheArguments, FlashArguments, Window, dense, varlen, with_kvcache
+from catalog.serving import Frame, outcomes, per_thread
+from catalog.settings import override as _override
+
+#: torch's own, taken at import: replacing `torch.nn.functional.scaled_dot_product_attention` by ours stays safe.
+torch_sdpa = torch._C._nn.scaled_dot_product_attention
+
+_autocast = torch._C._is_any_autocast_enabled
+_functorch = torch._C._functorch.peek_interpreter_stack
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_function_modes = torch._C._len_torch_function_stack
+_grad_enabled = torch.is_grad_enabled
+
+
+def _plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """Whether a key of shapes, strides, dtypes and devices says all about these tensors and this context."""
+    if type(query) not in PLAIN_TYPES or type(key) not in PLAIN_TYPES or type(value) not in PLAIN_TYPES:
+        return False
+    if _grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        return False
+    if _function_modes() or _dispatch_modes() or _autocast() or _functorch() is not None:
+        return False
+    return not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_nested)
+
+
+def scaled_dot_product_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """`torch.nn.functional.scaled_dot_product_attention`, answered by a kernel of the catalog where one is fit and faster.
+
+    query (..., H, L, E), key (..., Hkv, S, E), value (..., Hkv, S, Ev) -> (..., H, L, Ev). Causal is aligned top-left. Errors are
+    torch's own; strict mode adds NoKernelError.
+    """
+    server = serving.server()
+    if server.off:
+        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    outcomes.count_call()
+    if attn_mask is None and not dropout_p and _plain(query, key, value):
+        identity = (
+            query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype,
+            value.dtype, query.device, key.device, value.device, is_causal, scale, enable_gqa, _override(),
+        )  # fmt: skip
+        frame = server.frames.get(identity)
+        if frame is None:
+            call = describe_sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+            frame = server.frame(identity, call, _override())
+        frame.outcome.tick()
+        per_thread.decision = frame.decision
+        if frame.run is not None:
+            return frame.run(query, key, value)
+    else:
+        server.miss(describe_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), _override())
+    return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    *,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    out: Tensor | None = None,
+) -> Any:
+    """FlashAttention's function: q (B, Sq, H, D), k and v (B, Sk, Hkv, D) -> (B, Sq, H, Dv). Causal is aligned bottom-right.
+
+    window_size: (left, right), inclusive, -1 or None unbounded. alibi_slopes: (H) or (B, H) fp32. deterministic: forward passes
+    always are. return_attn_probs: (out, lse, None), as FlashAttention gives without dropout; return_lse or return_softmax_lse:
+    (out, lse). LSE is (B, H, Sq) fp32, natural log, -inf for a row that sees no key. out: written and returned.
+    """
+    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
+    _check_flash(q, k, v, arguments)
+    need_lse = return_attn_probs or return_lse or return_softmax_lse
+    frame = _flash_frame(q, k, v, arguments, need_lse)
+    if frame is not None and frame.run is not None:
+        result, lse = frame.run(q, k, v, alibi_slopes, out)
+    else:
+        result, lse = dense(q, k, v, arguments)
+        result = _into(out, result)
+    return _flash_result(result, lse, need_lse, return_attn_probs)
+
+
+def _flash_frame(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, need_lse: bool) -> Frame | None:
+    """The frame of a dense FlashAttention call; None where no key describes it (counted as a miss)."""
+    server = serving.server()
+    outcomes.count_call()
+    slopes = arguments.alibi_slopes
+    plain = not arguments.dropout_p and _plain(q, k, v) and (slopes is None or _plain(slopes, slopes, slopes))
+    if not plain or server.off:
+        server.miss(describe_flash(q, k, v, arguments, need_lse), _override())
+        return None
+    window = None if arguments.window_size is None else tuple(arguments.window_size)
+    identity = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(),
+        None if slopes is None else (slopes.shape, slopes.stride(), slopes.dtype, slopes.device),
+    )  # fmt: skip
+    frame = server.frames.get(identity)
+    if frame is None:
+        frame = server.frame(identity, describe_flash(q, k, v, arguments, need_lse), _override())
+    frame.outcome.tick()
+    per_thread.decision = frame.decision
+    return frame
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Tensor | None = None,
+    *,
+    page_table: Tensor | None = None,
+    return_lse: bool = False,
+    return_softmax_lse: bool = False,
+    out: Tensor | None = None,
+) -> Any:
+    """FlashAttention's function on packed sequences: q (total_q, H, D), k and v (total_k, Hkv, D), cu_seqlens (B + 1) int32.
+
+    With block_table (or page_table, the same) k and v are pages (blocks, page, Hkv, D). LSE is (H, total_q). The rest as
+    `flash_attn_func`.
+    """
+    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
+    need_lse = return_attn_probs or return_lse or return_softmax_lse
+    table = _one_of(block_table, page_table, "block_table", "page_table")
+    _count_miss(describe_varlen(q, k, v, arguments, need_lse))
+    result, lse = varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, table)
+    return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
+
+
+def flash_attn_with_kvcache(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    cache_seqlens: int | Tensor | None = None,
+    cache_batch_idx: Tensor | None = None,
+    cache_leftpad: Tensor | None = None,
+    block_table: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: Window = (-1, -1),
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Tensor | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+    *,
+    page_table: Tensor | None = None,
+    return_lse: bool = False,
+    out: Tensor | None = None,
+) -> Any:
+    """FlashAttention's function on a key/value cache: q (B, Sq, H, D), caches (Bc, Sc, Hkv, D) or pages with block_table.
+
+    Only when k and v are given are the caches written, in place, after the cache_seqlens tokens that they hold. num_splits is a
+    hint about speed: any number gives the same result. Raises ValueError for arguments that contradict each other.
+    """
+    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes)
+    table = _one_of(block_table, page_table, "block_table", "page_table")
+    cache = CacheArguments(k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table, rotary_interleaved)
+    need_lse = return_softmax_lse or return_lse
+    _count_miss(describe_kvcache(q, k_cache, v_cache, cache))
+    result, lse = with_kvcache(q, k_cache, v_cache, arguments, cache)
+    return _flash_result(_into(out, result), lse, need_lse, False)
+
+
+# -------------------------------------------------------------------------------------------------------------- parts
+
+
+def _count_miss(call: AttentionCall) -> None:
+    outcomes.count_call()
+    serving.server().miss(call, _override())
+
+
+def _flash_result(out: Tensor, lse: Tensor | None, need_lse: bool, attn_probs: bool) -> Any:
+    if not need_lse:
+        return out
+    return (out, lse, None) if attn_probs else (out, lse)
+
+
+def _into(out: Tensor | None, result: Tensor) -> Tensor:
+    return result if out is None else out.copy_(result)
+
+
+def _one_of(first: Tensor | None, second: Tensor | None, *names: str) -> Tensor | None:
+    if first is not None and second is not None:
+        raise ValueError(f"{names[0]}, {names[1]}: two names of one argument; expected one of them")
+    return second if first is None else first
+
+
+def _check_flash(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> None:
+    """Raises ValueError for shapes that FlashAttention does not take, naming the argument."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected (batch, seqlen, heads, head_dim), found {x.dim()} dimensions")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v: expected one device, found {q.device}, {k.device} and {v.device}")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q, k, v: sizes do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[2]}, found {k.shape[2]}")
+    slopes = arguments.alibi_slopes
+    if slopes is not None and tuple(slopes.shape) not in ((q.shape[2],), (q.shape[0], q.shape[2])):
+        raise ValueError(f"alibi_slopes: expected ({q.shape[2]},) or ({q.shape[0]}, {q.shape[2]}), found {tuple(slopes.shape)}")
+
+
+# ------------------------------------------------------------------------------------------------- calls, described only
+
+
+def _flash_arguments(a: dict[str, Any]) -> FlashArguments:
+    return FlashArguments(
+        a["softmax_scale"], bool(a["causal"]), a["window_size"], a["softcap"] or 0.0, a["alibi_slopes"], a.get("dropout_p", 0.0)
+    )
+
+
+def _wants_lse(a: dict[str, Any]) -> bool:
+    return bool(a.get("return_attn_probs") or a["return_lse"] or a["return_softmax_lse"])
+
+
+def _cache_arguments(a: dict[str, Any]) -> CacheArguments:
+    names = (*CacheArguments.__dataclass_fields__,)
+    table = _one_of(a["block_table"], a["page_table"], "block_table", "page_table")
+    return CacheArguments(**{name: a[name] for name in names if name != "block_table"}, block_table=table)
+
+
+_DESCRIBE: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], AttentionCall]]] = {
+    "scaled_dot_product_attention": (scaled_dot_product_attention, lambda a: describe_sdpa(**a)),
+    "flash_attn_func": (flash_attn_func, lambda a: describe_flash(a["q"], a["k"], a["v"], _flash_arguments(a), _wants_lse(a))),
+    "flash_attn_varlen_func": (
+        flash_attn_varlen_func,
+        lambda a: describe_varlen(a["q"], a["k"], a["v"], _flash_arguments(a), _wants_lse(a)),
+    ),
+    "flash_attn_with_kvcache": (
+        flash_attn_with_kvcache,
+        lambda a: describe_kvcache(a["q"], a["k_cache"], a["v_cache"], _cache_arguments(a)),
+    ),
+}
+
+
+def describe(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> AttentionCall:
+    """The call that `function(*args, **kwargs)` would be. Nothing runs. function: one of this module, or its name.
+
+    Raises ValueError for other functions, TypeError for arguments that the function does not take.
+    """
+    name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
+    if name not in _DESCRIBE:
+        raise ValueError(f"function: expected one of {', '.join(_DESCRIBE)}, found {name}")
+    signature, build = inspect.signature(_DESCRIBE[name][0]), _DESCRIBE[name][1]
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    return build(dict(bound.arguments))
+
+
+def explain(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Decision:
+    """Which kernel `function(*args, **kwargs)` would get here and now, and why every other was turned down. Nothing is launched.
+
+    Kernels that fail only when they are loaded (a changed file, a failed golden case) are known as such from then on.
+    """
+    return serving.server().decide(describe(function, *args, **kwargs), _override())

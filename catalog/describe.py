@@ -1,0 +1,127 @@
+"""From the arguments of the attention functions to `AttentionCall`, for serving, planning and explaining. Runs nothing.
+
+Every argument that no kernel implements becomes a blocker with its reason; none is ignored.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from catalog.calls import AttentionCall, causal_forms, size_blockers, sizes, tensor_blockers, window_forms
+from catalog.flash_fallback import CacheArguments, FlashArguments, window_limits
+from catalog.reasons import Reason, reason
+from generator.spec import Rule
+
+
+def describe_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> AttentionCall:
+    """torch's function: (..., L, E) with three or four dimensions; causal is aligned top-left."""
+    name = "scaled_dot_product_attention"
+    blockers = [*tensor_blockers(("query", query), ("key", key), ("value", value))]
+    if attn_mask is not None:
+        blockers.append(reason("mask_tensor", "attn_mask is a tensor; kernels compute their masks from rules such as is_causal"))
+    if dropout_p:
+        blockers.append(reason("dropout", f"dropout_p is {dropout_p}"))
+    if unreadable := _unreadable(blockers):
+        return _without_sizes(name, query, unreadable)
+    if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4):
+        blockers.append(reason("rank", f"expected 3 or 4 dimensions in each, found {query.dim()}, {key.dim()}, {value.dim()}"))
+        return _without_sizes(name, query, blockers)
+    q, k, v = (x if x.dim() == 4 else x.unsqueeze(0) for x in (query, key, value))
+    blockers += size_blockers(q, k, v)
+    if not enable_gqa and q.shape[1] != k.shape[1]:
+        blockers.append(reason("broadcast", f"{q.shape[1]} query heads and {k.shape[1]} key heads without enable_gqa"))
+    forms = causal_forms(q.shape[2], k.shape[2], "top_left") if is_causal else ((),)
+    return _call(name, (q, k, v), blockers, scale, forms)
+
+
+def describe_flash(
+    query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments, need_lse: bool, *, name: str = "flash_attn_func"
+) -> AttentionCall:
+    """FlashAttention's function: (B, S, H, D); causal and windows are aligned bottom-right."""
+    blockers = [*tensor_blockers(("q", query), ("k", key), ("v", value))]
+    if arguments.dropout_p:
+        blockers.append(reason("dropout", f"dropout_p is {arguments.dropout_p}"))
+    if unreadable := _unreadable(blockers):
+        return _without_sizes(name, query, unreadable)
+    if not query.dim() == key.dim() == value.dim() == 4:
+        blockers.append(reason("rank", f"expected (B, S, H, D), found {query.dim()}, {key.dim()} and {value.dim()} dimensions"))
+        return _without_sizes(name, query, blockers)
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    blockers += size_blockers(q, k, v, ("q", "k", "v"))
+    slopes = arguments.alibi_slopes
+    if slopes is not None:
+        blockers += _slope_blockers(slopes, q)
+    left, right = window_limits(arguments.window_size, arguments.causal)
+    scores = (Rule.make("softcap", cap=float(arguments.softcap)),) if arguments.softcap else ()
+    scores += (Rule.make("alibi", align="bottom_right"),) if slopes is not None else ()
+    return _call(
+        name, (q, k, v), blockers, arguments.softmax_scale, window_forms(q.shape[2], k.shape[2], left, right),
+        scores=scores, captured=() if slopes is None else ("slopes",), need_lse=need_lse, layout="bshd",
+    )  # fmt: skip
+
+
+def describe_varlen(query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments, need_lse: bool) -> AttentionCall:
+    """FlashAttention's function on packed sequences. No kernel takes it yet: the reason says so."""
+    blockers = [*tensor_blockers(("q", query), ("k", key), ("v", value))]
+    blockers.append(reason("argument", "packed sequences (cu_seqlens) have no kernels; torch goes through them one by one"))
+    return _without_sizes("flash_attn_varlen_func", query, blockers)
+
+
+def describe_kvcache(query: Tensor, k_cache: Tensor, v_cache: Tensor, cache: CacheArguments) -> AttentionCall:
+    """FlashAttention's function on a key/value cache. No kernel takes it yet: the reason says so."""
+    blockers = [*tensor_blockers(("q", query), ("k_cache", k_cache), ("v_cache", v_cache))]
+    what = "a paged cache" if cache.block_table is not None else "a cache with lengths of its own"
+    blockers.append(reason("argument", f"{what} has no kernels; torch goes through the sequences one by one"))
+    return _without_sizes("flash_attn_with_kvcache", query, blockers)
+
+
+# -------------------------------------------------------------------------------------------------------------- parts
+
+
+def _unreadable(blockers: list[Reason]) -> list[Reason]:
+    """The blockers, if among them is one of a tensor whose sizes cannot even be read safely."""
+    return blockers if any(b.code in ("tensor_subclass", "tensor_layout", "functorch", "torch_mode") for b in blockers) else []
+
+
+def _without_sizes(name: str, query: Tensor, blockers: list[Reason]) -> AttentionCall:
+    dtype = str(query.dtype)
+    return AttentionCall(name, str(query.device), (dtype, dtype, dtype), blockers=tuple(blockers))
+
+
+def _slope_blockers(slopes: Tensor, q: Tensor) -> list[Reason]:
+    found = [*tensor_blockers(("alibi_slopes", slopes))]
+    if slopes.dtype != torch.float32:
+        found.append(reason("dtype", f"alibi_slopes is {slopes.dtype}; kernels take float32"))
+    if tuple(slopes.shape) not in ((q.shape[1],), tuple(q.shape[:2])):
+        found.append(reason("argument", f"alibi_slopes has shape {tuple(slopes.shape)}; expected (H) or (B, H)"))
+    elif slopes.dim() == 2:
+        found.append(reason("argument", "alibi_slopes of each batch row has no kernels; (H) has"))
+    return found
+
+
+def _call(
+    name: str,
+    views: tuple[Tensor, Tensor, Tensor],
+    blockers: list[Reason],
+    scale: float | None,
+    forms: tuple[tuple[Rule, ...], ...],
+    **more: Any,
+) -> AttentionCall:
+    """The call of (B, H, S, D) views."""
+    resolved = views[0].shape[3] ** -0.5 if scale is None and views[0].shape[3] else 1.0 if scale is None else float(scale)
+    if not math.isfinite(resolved):
+        blockers.append(reason("scale", f"the softmax scale is {resolved}"))
+    return AttentionCall(name, **sizes(*views), scale=resolved, mask_forms=forms, blockers=tuple(blockers), **more)

@@ -1,0 +1,112 @@
+"""Settings: precedence, unknown names, the kill switch, strict mode and overrides around calls."""
+
+import contextvars
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import catalog
+from catalog import settings
+from catalog.serving import outcomes
+from catalog.settings import Settings, SettingsError, UnknownSettingWarning, from_environment
+
+pytestmark = pytest.mark.filterwarnings("ignore::catalog.counting.FallbackWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    for name in ("FARM_MODE", "FARM_FORCE", "FARM_DENY", "FARM_CATALOG", "FARM_LOG"):
+        monkeypatch.delenv(name, raising=False)
+    settings.reset()
+    outcomes.clear()
+    yield
+    settings.reset()
+
+
+Q = torch.randn(1, 2, 4, 8)
+
+
+def test_unknown_names_warn_with_the_nearest():
+    with pytest.warns(UnknownSettingWarning, match="FARM_FROCE.*did you mean FARM_FORCE"):
+        assert from_environment({"FARM_FROCE": "x", "HOME": "/"}) == {}
+    with pytest.warns(UnknownSettingWarning, match="moode.*did you mean mode"):
+        assert catalog.configure(moode="off").mode == "auto"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mode": "of"}, "mode: expected one of auto, strict, off, found 'of'"),
+        ({"on_error": 1}, "on_error: expected one of fallback, raise"),
+        ({"max_frames": 0}, "max_frames: expected a whole number of at least 1"),
+        ({"min_gain": -1}, "min_gain: expected a number of at least 0"),
+    ],
+)
+def test_wrong_values_change_nothing(changes, message):
+    before = catalog.configure(mode="strict")
+    with pytest.raises(SettingsError, match=message):
+        catalog.configure(**changes)
+    assert settings.current() == before
+
+
+def test_precedence(monkeypatch):
+    monkeypatch.setenv("FARM_MODE", "strict")
+    monkeypatch.setenv("FARM_DENY", "a, b")
+    settings.reset()
+    assert settings.current() == Settings(mode="strict", deny=("a", "b"))
+    assert catalog.configure(mode="auto").mode == "auto"
+    monkeypatch.setenv("FARM_MODE", "wrong")
+    with pytest.raises(SettingsError, match="FARM_MODE: expected one of"):
+        catalog.configure()
+
+
+def test_kill_switch_is_torch_bit_for_bit(monkeypatch):
+    monkeypatch.setenv("FARM_MODE", "off")
+    catalog.configure(mode="strict")
+    out = catalog.scaled_dot_product_attention(Q, Q, Q, is_causal=True)
+    assert torch.equal(out, torch.nn.functional.scaled_dot_product_attention(Q, Q, Q, is_causal=True))
+    assert catalog.explain("scaled_dot_product_attention", Q, Q, Q).reasons[0].code == "mode_off"
+
+
+def test_strict_mode_raises_with_every_reason():
+    catalog.configure(mode="strict")
+    with pytest.raises(catalog.NoKernelError, match="no_catalog"):
+        catalog.scaled_dot_product_attention(Q, Q, Q)
+    with pytest.raises(catalog.NoKernelError) as error:
+        catalog.scaled_dot_product_attention(Q.clone().requires_grad_(), Q, Q, dropout_p=0.5)
+    assert [r.code for r in error.value.reasons] == ["requires_grad", "dropout"]
+    catalog.configure(mode="auto")
+    catalog.scaled_dot_product_attention(Q, Q, Q)
+
+
+def test_requests_around_calls():
+    with catalog.attention_kernel("sdpa"):
+        catalog.scaled_dot_product_attention(Q, Q, Q)
+        assert catalog.last_decision().reasons[0].code == "override"
+    with catalog.attention_kernel(["abc"], require=True), pytest.raises(catalog.NoKernelError):
+        catalog.scaled_dot_product_attention(Q, Q, Q)
+    with catalog.attention_kernel("abc"):
+        catalog.scaled_dot_product_attention(Q, Q, Q)
+    assert settings.override() is None
+
+
+def test_requests_do_not_leak_into_threads_and_contexts():
+    seen = []
+    with catalog.attention_kernel("sdpa"):
+        thread = threading.Thread(target=lambda: seen.append(settings.override()))
+        thread.start()
+        thread.join()
+        inside = contextvars.copy_context()
+    assert seen == [None] and inside.run(settings.override) is not None
+
+
+def test_import_is_light():
+    code = (
+        "import sys, catalog; assert 'torch' not in sys.modules; catalog.scaled_dot_product_attention; import torch;"
+        "assert not torch.cuda.is_initialized(); bad = {'ray', 'openai', 'typer', 'pycuda'} & set(sys.modules)"
+        "; assert not bad, bad"
+    )
+    subprocess.run([sys.executable, "-W", "error::catalog.settings.UnknownSettingWarning", "-c", code], check=True, timeout=60)
