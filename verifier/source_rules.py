@@ -1,0 +1,185 @@
+"""What foreign source text may hold before anyone compiles it. A first wall, not the last: the sandbox and the binary's imports are checked too.
+
+Applies to device code that a model or a stranger wrote. Our translators' output needs none of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Language = Literal["c++", "cuda"]
+
+MAX_SOURCE_BYTES = 1 << 20
+
+#: Headers that hold device intrinsics or fixed-width types and nothing that touches the system.
+ALLOWED_HEADERS: dict[Language, frozenset[str]] = {
+    "c++": frozenset({"immintrin.h", "stdint.h", "stddef.h", "cstdint", "cstddef", "farm_call.h"}),
+    "cuda": frozenset(
+        {
+            "cuda_bf16.h",
+            "cuda_fp16.h",
+            "cuda_fp8.h",
+            "mma.h",
+            "stdint.h",
+            "cstdint",
+            "cuda_pipeline.h",
+            "cuda_pipeline_primitives.h",
+        }
+        | {"cuda/barrier", "cuda/pipeline", "cuda/std/cstdint", "cooperative_groups.h"}
+    ),
+}
+
+#: Words that no kernel needs -> why they are refused.
+_SYSTEM = "a kernel computes; it calls no system"
+_LOADING = "code may not load, find or make other code"
+_LINKAGE = "what runs before the entry point, or instead of something else, is refused"
+_HOST = "host code is never accepted: a kernel is device code and a launch description"
+FORBIDDEN_WORDS: dict[Language, dict[str, str]] = {
+    "c++": {
+        **dict.fromkeys(
+            ("asm", "__asm", "__asm__"), "inline assembly is not accepted on a CPU: use the intrinsics of immintrin.h"
+        ),
+        **dict.fromkeys(
+            ("syscall", "__syscall", "fork", "vfork", "execve", "execv", "execl", "system", "popen", "kill", "ptrace"), _SYSTEM
+        ),
+        **dict.fromkeys(
+            ("open", "openat", "fopen", "socket", "connect", "mmap", "mprotect", "munmap", "getenv", "signal", "sigaction"),
+            _SYSTEM,
+        ),
+        **dict.fromkeys(("exit", "_exit", "abort", "longjmp", "atexit", "pthread_create", "environ", "__environ"), _SYSTEM),
+        **dict.fromkeys(("dlopen", "dlsym", "dlmopen", "dl_iterate_phdr"), _LOADING),
+        **dict.fromkeys(("constructor", "destructor", "ifunc", "section", "alias", "weak", "weakref", "visibility"), _LINKAGE),
+        **dict.fromkeys(
+            ("__constructor__", "__destructor__", "__ifunc__", "__section__", "__alias__", "__weak__", "init_priority"), _LINKAGE
+        ),
+        **dict.fromkeys(
+            ("new", "delete", "throw", "catch", "dynamic_cast", "typeid", "import", "module"), "not in a freestanding kernel"
+        ),
+        "main": _HOST,
+    },
+    "cuda": {
+        **dict.fromkeys(
+            ("__host__", "main", "cudaMalloc", "cudaFree", "cudaMemcpy", "cudaLaunchKernel", "cuLaunchKernel"), _HOST
+        ),
+        **dict.fromkeys(("printf", "malloc", "free", "assert"), "not in a kernel that is timed"),
+        **dict.fromkeys(("constructor", "destructor", "section", "alias", "weak"), _LINKAGE),
+    },
+}
+
+#: PTX that reaches beyond the kernel's own memory and grid.
+_FORBIDDEN_PTX = re.compile(r"\b(brkpt|trap|exit|call|pmevent|nanosleep|applypriority|multimem|\.sys)\b")
+
+_DIRECTIVES = ("define", "undef", "if", "ifdef", "ifndef", "elif", "else", "endif", "pragma", "include", "error")
+_PRAGMAS = re.compile(
+    r"^\s*(GCC\s+unroll\s+\d+|GCC\s+ivdep|unroll(\s+\d+|\s*\(\s*\d+\s*\))?|once|clang\s+loop\s+unroll\([a-z]+\))\s*$"
+)
+_TOKEN = re.compile(
+    r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<raw>(?:u8|u|U|L)?R"(?P<d>[^()\\\s]{0,16})\(.*?\)(?P=d)")"""
+    r"""|(?P<string>"(?:\\.|[^"\\\n])*")|(?P<open>/\*|(?:u8|u|U|L)?R"|")"""
+    r"""|(?P<char>'(?:\\.|[^'\\\n])*')|(?P<word>[A-Za-z_]\w*)|(?P<newline>\n)|(?P<other><+|->|.)""",
+    re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    line: int
+    message: str
+
+
+def violations(source: str, language: Language) -> tuple[Violation, ...]:
+    """Everything in the text that is refused, by line; empty means that it may be compiled in a sandbox. One pass, linear in its length."""
+    if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
+        return (Violation(1, f"the source is longer than {MAX_SOURCE_BYTES >> 20} MiB"),)
+    if "\0" in source:
+        return (Violation(source.count("\n", 0, source.index("\0")) + 1, "the source holds a null byte"),)
+    if spliced := re.search(r"\\[ \t]*\n", _without_macros(source)):
+        return (Violation(source.count("\n", 0, spliced.start()) + 1, "a line may be continued in a #define only"),)
+    tokens = _tokens(source)
+    if tokens and tokens[-1].kind == "open":
+        return (Violation(tokens[-1].line, "a comment or string does not end"),)
+    code = "".join("\n" * t.text.count("\n") + " " if t.kind == "comment" else t.text for t in tokens)
+    if odd := re.search(r"[^\x00-\x7f]", code):
+        line = code.count("\n", 0, odd.start()) + 1
+        return (
+            Violation(
+                line, f"character {odd[0]!r} outside a comment: source has to be ASCII, so that what is read is what is compiled"
+            ),
+        )
+    if alternative := re.search(r"\?\?|<:|:>|<%|%>|%:", code):
+        return (Violation(code.count("\n", 0, alternative.start()) + 1, "digraphs and trigraphs are not accepted"),)
+    return (*_directive_violations(code, language), *_word_violations(tokens, language))
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    kind: str
+    text: str
+    line: int
+
+
+def _tokens(source: str) -> list[_Token]:
+    """The source cut into comments, strings, words and the rest; ends at a comment or string that does not end ("open")."""
+    tokens, line = [], 1
+    for match in _TOKEN.finditer(source):
+        kind = "raw" if match.lastgroup == "d" else match.lastgroup or "other"
+        tokens.append(_Token(kind, match[0], line))
+        if kind == "open":
+            break
+        line += match[0].count("\n")
+    return tokens
+
+
+def _without_macros(source: str) -> str:
+    """The text with the bodies of `#define`s blanked: the one place where lines may be continued."""
+    return re.sub(
+        r"^[ \t]*#[ \t]*define\b(?:[^\n\\]|\\[^\n]|\\\n)*", lambda m: "\n" * m[0].count("\n"), source, flags=re.MULTILINE
+    )
+
+
+def _directive_violations(source: str, language: Language) -> list[Violation]:
+    found = []
+    for number, line in enumerate(source.split("\n"), 1):
+        match = re.match(r"\s*#\s*(\w*)(.*)$", line)
+        if not match:
+            continue
+        name, rest = match[1], match[2]
+        if name not in _DIRECTIVES and name:
+            found.append(Violation(number, f"#{name} is not accepted; allowed: {', '.join(_DIRECTIVES)}"))
+        elif name == "include":
+            found += _include_violations(number, rest, language)
+        elif name == "pragma" and not _PRAGMAS.match(re.sub(r"//.*|/\*.*?\*/", "", rest)):
+            found.append(Violation(number, "only `#pragma unroll` and `#pragma GCC unroll N` are accepted"))
+        elif name == "define" and re.search(r"##|\binclude\b|\b_Pragma\b", rest):
+            found.append(
+                Violation(number, "a macro may not paste tokens (##) or make directives: words must be readable as they stand")
+            )
+    return found
+
+
+def _include_violations(line: int, rest: str, language: Language) -> list[Violation]:
+    match = re.match(r'\s*[<"]([^>"]*)[>"]\s*(//.*|/\*.*\*/\s*)?$', rest)
+    if match and match[1] in ALLOWED_HEADERS[language]:
+        return []
+    name = match[1] if match else rest.strip()
+    return [Violation(line, f"#include {name[:60]} is not accepted; allowed: {', '.join(sorted(ALLOWED_HEADERS[language]))}")]
+
+
+def _word_violations(tokens: list[_Token], language: Language) -> list[Violation]:
+    found: list[Violation] = []
+    forbidden = FORBIDDEN_WORDS[language]
+    previous = ""
+    for token in tokens:
+        if token.kind == "word" and token.text in forbidden and previous not in (".", "->"):
+            found.append(Violation(token.line, f"{token.text}: {forbidden[token.text]}"))
+        if token.kind == "word" and token.text == "_Pragma":
+            found.append(Violation(token.line, "_Pragma is not accepted"))
+        if language == "cuda" and token.kind in ("string", "raw") and (ptx := _FORBIDDEN_PTX.search(token.text)):
+            found.append(Violation(token.line, f"PTX {ptx[0]}: a kernel stays inside its own grid"))
+        if language == "cuda" and "<<<" in token.text and token.kind == "other":
+            found.append(Violation(token.line, f"<<<: {_HOST}"))
+        if token.kind != "comment" and not token.text.isspace():
+            previous = token.text
+    return found
