@@ -11,9 +11,13 @@ from importlib import resources
 from string import Template
 
 from generator.authors.answers import estimate_tokens
+from generator.authors.describe import declarations, functions, operators, task_in_words
 from generator.authors.exchange import Message
 from generator.authors.proposal import Proposal
 from generator.feedback import Feedback
+from generator.spec import AttentionSpec
+from generator.tl.ir import DTYPES
+from generator.tl.statements import FORMS
 
 #: Share of the limit that one feedback text may take; compilers and checkers can say more than a prompt has room for.
 MAX_FEEDBACK_SHARE = 0.25
@@ -92,3 +96,31 @@ def fit_messages(messages: Sequence[Message], token_limit: int) -> tuple[Message
         Message(m.role, cut_middle(m.content, int(size * share))) if m.role == "assistant" else m
         for m, size in zip(messages, sizes, strict=True)
     )
+
+
+def language_page() -> str:
+    """The language on a page, from the parser's own tables."""
+    return fill(
+        "language.md",
+        forms="\n".join(f"- `{form}`" for form in FORMS.values()),
+        scalar_dtypes="i32 or f32",
+        dtypes=", ".join(DTYPES),
+        operators=operators(),
+        functions=functions(),
+    )
+
+
+def example() -> str:
+    """A program that every prompt shows: a plain matrix product, never an attention."""
+    return fill("example_gemm.md", program=load("example_gemm.tl").rstrip("\n"))
+
+
+def task_prompts(spec: AttentionSpec, target_title: str, target_facts: str, token_limit: int) -> TaskPrompts:
+    """The prompts of TL generation for one spec. Raises PromptTooLong where even the task does not fit the limit."""
+    system = fill("system.md", target_title=target_title, language=language_page() + "\n\n" + example())
+    task = fill("task.md", task=task_in_words(spec), declarations=declarations(spec), facts=target_facts)
+    prompts = TaskPrompts(
+        system, fill("one_pass.md", task=task), fill("sketch.md", task=task), load("code.md").rstrip(), "tl", token_limit
+    )
+    fit_messages((Message("system", system), Message("user", prompts.first)), token_limit)
+    return prompts
