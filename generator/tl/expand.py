@@ -1,4 +1,4 @@
-"""`Program` to core code: macros written out, names substituted, constants folded. It is given checked programs and checks little.
+"""`Program` to core code: macros written out, names substituted, constants folded. What it is given has been checked.
 
 Core code has no Named, Let, Constant and no Reshape in place; every expression speaks of arguments, grid axes, loop variables,
 `rows`, `cols`, tiles and captured matrices only.
@@ -40,13 +40,15 @@ from generator.tl.ir import (
 )
 from generator.tl.softmax import expand_macros, fresh, names_of
 
+__all__ = ["expand", "expand_macros", "sizes", "too_large"]
+
 #: A substituted expression with more nodes or deeper than this is refused: chained Lets grow without bound.
 MAX_NODES = 4_000
 MAX_DEPTH = 200
 
 
 def expand(program: Program) -> Program:
-    """Core code of filled code. Raises TLError for a sketch, for holes that are not filled, for expressions that grow too large."""
+    """Core code of filled code. Raises TLError for a sketch, for unfilled holes, and for expressions that grow too large."""
     if program.stage != "code":
         raise TLError(
             [Diagnostic("sketch", "error", "a sketch has no core code", hint="reason its sizes out first, then expand the code")]

@@ -30,6 +30,7 @@ class Cursor:
 
     def __init__(self, tokens: list[Token], line: int, form: str = "") -> None:
         self.tokens, self.line, self.form, self.at = tokens, line, form, 0
+        self.notes: list[Diagnostic] = []
 
     @property
     def token(self) -> Token:
@@ -88,6 +89,11 @@ class Cursor:
     def span(self, start: Token) -> Span:
         """From `start` to the token before this one."""
         return Span(self.line, start.column, max(self.tokens[max(self.at - 1, 0)].end, start.end))
+
+    def note(self, code: str, message: str, hint: str) -> None:
+        """A warning about what stands just before."""
+        before = self.tokens[max(self.at - 1, 0)]
+        self.notes.append(Diagnostic(code, "warning", message, Span(self.line, before.column, before.end), hint))
 
     def error(self, message: str, hint: str = "", expected: str = "", at: Token | None = None, code: str = "syntax") -> LineError:
         token = at or self.token

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from generator.tl.diagnostics import Diagnostic
+from generator.tl.grammar import UNSTATED
 from generator.tl.ir import Allocate, Copy, DType, Expr, For, Gemm, If, Reshape, Stmt, walk_statements
-from generator.tl.statements import UNSTATED
 
 Shape = tuple[Expr, ...]
 

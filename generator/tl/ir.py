@@ -33,7 +33,7 @@ FUNCTIONS: dict[str, int] = {
 }  # fmt: skip
 
 #: Numeric options -> their values, the default first. `row_sums`: a row sum carried through a loop as `v = v * r + rowsum(x)` may
-#: be kept as partial sums and closed behind the loop. `functions`: exp2, tanh and their like may be the hardware's approximations.
+#: be kept as partial sums and closed behind the loop. `functions`: exp2, tanh and the like may be the hardware's fast ones.
 OPTIONS: dict[str, tuple[str, ...]] = {"row_sums": ("each_tile", "deferred"), "functions": ("accurate", "fast")}
 
 

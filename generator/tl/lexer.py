@@ -47,12 +47,12 @@ _TOKEN = re.compile(
     r"|(?P<space>[ \t\f\v]+)"
 )
 
-#: Characters and pairs that people and models write for something TL spells otherwise.
+#: Characters that people and models write for something TL spells otherwise.
 _LOOKALIKES = {
     "×": "*", "·": "*", "∗": "*", "÷": "/", "−": "-", "–": "-", "—": "-", "≤": "<=", "≥": ">=", "≠": "!=", "∞": "inf",
-    "∧": "and", "∨": "or", "¬": "not", "（": "(", "）": ")", "，": ",", "：": ":", "＝": "=", "⁻": "-", "ᵀ": "^T", "⊤": "^T",
-    "&": "and", "|": "or", "!": "not", "'": "^T", "@": "Compute GEMM A, B and get C", ";": "a line of its own for each statement",
-    "\u00a0": "a plain space", "\u200b": "nothing (a zero-width space stands here)", "“": "no quotes", "”": "no quotes", '"': "no quotes",
+    "∧": "and", "∨": "or", "¬": "not", "（": "(", "）": ")", "，": ",", "：": ":", "＝": "=", "ᵀ": "^T",
+    "&": "and", "|": "or", "!": "not", "'": "^T", "@": "Compute GEMM A, B and get C", ";": "each statement on its own line",
+    "\u00a0": "a plain space", "\u200b": "nothing here", "“": "no quotes", "”": "no quotes", '"': "no quotes",
 }  # fmt: skip
 
 
@@ -61,19 +61,17 @@ def read_text(source: str | bytes) -> tuple[str, list[Diagnostic]]:
     if len(source) > MAX_TEXT:
         message = f"the text has {len(source):,} characters; at most {MAX_TEXT:,} are read"
         return "", [Diagnostic("text-too-long", "error", message, Span(1, 1, 2), "is this a TL file?")]
-    if isinstance(source, bytes):
-        try:
-            source = source.decode("utf-8")
-        except UnicodeDecodeError as error:
-            before = source[: error.start]
-            line = before.count(b"\n") + 1
-            column = error.start - (before.rfind(b"\n") + 1) + 1
-            message = f"byte 0x{source[error.start]:02x} is not UTF-8 text"
-            hint = "save the file as UTF-8; a binary file is no TL program"
-            return source.decode("utf-8", "replace"), [
-                Diagnostic("not-text", "error", message, Span(line, column, column + 1), hint)
-            ]
-    return source.removeprefix("\ufeff"), []
+    if isinstance(source, str):
+        return source.removeprefix("\ufeff"), []
+    try:
+        return source.decode("utf-8").removeprefix("\ufeff"), []
+    except UnicodeDecodeError as error:
+        before = source[: error.start]
+        column = error.start - before.rfind(b"\n")
+        message = f"byte 0x{source[error.start]:02x} is not UTF-8 text"
+        hint = "save the file as UTF-8; a binary file is no TL program"
+        span = Span(before.count(b"\n") + 1, column, column + 1)
+        return source.decode("utf-8", "replace"), [Diagnostic("not-text", "error", message, span, hint)]
 
 
 def split_lines(text: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Text to `Program`: blocks, stage, and recovery line by line. What one line may say is in `statements.py`; meaning is the checker's.
+"""Text to `Program`: blocks, stage, recovery line by line. `statements.py` reads a line; meaning is the checker's.
 
 A text that declares something (Argument, Grid, Allocate) or gives a Copy its shape is code; anything else is a sketch, in which a
 line that is no statement is kept as Prose.
@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from generator.tl.diagnostics import Diagnostic, TLError, has_errors, in_order
+from generator.tl.grammar import FORMS, UNSTATED, ElseLine, EndLine, KernelLine, Line
 from generator.tl.inference import infer
 from generator.tl.ir import Allocate, Argument, Copy, For, Grid, If, Program, Prose, Reshape, Span, Stage, Stmt, walk_statements
 from generator.tl.lexer import LineError, read_text, split_comment, split_lines, tokenize
-from generator.tl.statements import FORMS, UNSTATED, ElseLine, EndLine, KernelLine, Line, parse_line
+from generator.tl.statements import parse_line
 
 #: After so many errors the rest of the text is not read.
 MAX_ERRORS = 1_000
@@ -153,10 +154,11 @@ class _Reader:
         if not text.strip():
             return
         try:
-            line = parse_line(tokenize(text, number), number)
+            line, notes = parse_line(tokenize(text, number), number)
         except LineError as error:
             self._keep_as_prose(text, error.diagnostic)
             return
+        self.diagnostics += notes
         self._place(line, number)
 
     def _place(self, line: Line, number: int) -> None:

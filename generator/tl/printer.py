@@ -32,6 +32,7 @@ from generator.tl.ir import (
     Stmt,
     Var,
 )
+from generator.tl.softmax import expand_macros
 
 INDENT = "  "
 
@@ -48,8 +49,6 @@ def program_hash(program: Program) -> str:
     Two programs that differ in white space, comments or a spelling of the same statement have one hash; a renamed tile is another
     program.
     """
-    from generator.tl.expand import expand_macros  # the printer is below the expander, this one function apart
-
     return digest_text(print_program(expand_macros(program)))
 
 

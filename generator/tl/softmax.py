@@ -41,7 +41,7 @@ LAZY_LIMIT = Num(8)
 
 
 def expand_macros(program: Program) -> Program:
-    """The same code with every macro written out, its temporaries allocated behind the tile they belong to. Sketches stay as they are.
+    """The same code with every macro written out, its temporaries allocated behind the tile they belong to. Sketches stay.
 
     Raises TLError for an operator that is no macro.
     """
@@ -75,7 +75,7 @@ def expand_macros(program: Program) -> Program:
 
 
 def _no_macro(s: Named) -> Diagnostic:
-    hint = "write Compute Softmax S, scale and get P with row_max, row_sum, acc; or write the operator out with Compute NAME = EXPRESSION"
+    hint = "write Compute Softmax S, scale and get P with row_max, row_sum, acc; or write it out as Compute NAME = EXPRESSION"
     if s.operator == "Softmax":
         return Diagnostic(
             "macro", "error", "Softmax needs its scores and the tiles that keep its row maximum and row sum", s.span, hint
