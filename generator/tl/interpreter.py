@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from generator.tl.expand import expand
 from generator.tl.ir import (
     Allocate,
     Argument,
@@ -32,6 +33,7 @@ from generator.tl.ir import (
     Named,
     Num,
     Op,
+    Option,
     Program,
     Prose,
     Reshape,
@@ -41,6 +43,7 @@ from generator.tl.ir import (
     walk,
 )
 from generator.tl.numerics import Numerics, Precision, Value, is_whole
+from generator.tl.types import Tile, tiles
 
 LOWEST_I32 = int(np.iinfo(np.int32).min)
 
@@ -78,6 +81,7 @@ def run(
     is written into (a copy of it). scalars: every argument; others are ignored. `trace` sees every tile after each statement.
     Raises CallError for arguments that do not fit, ProgramError for programs that the checker refuses.
     """
+    program = expand(program)
     with np.errstate(all="ignore"):
         memory = _Memory(program, Numerics(precision), dict(_check_scalars(program, scalars, Numerics(precision))))
         memory.load_inputs(tensors)
@@ -119,11 +123,10 @@ class _Memory:
     scalars: dict[str, Value]
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     global_allocations: dict[str, Allocate] = field(default_factory=dict)
+    tiles: dict[str, Tile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scalars |= {name: c.choices[0] for name, c in self.program.constants.items() if not c.is_hole}
-        if self.program.holes:
-            raise ProgramError(f"{', '.join(self.program.holes)}: expected a value, found a hole; fill the program first")
+        self.tiles = tiles(self.program)
         self.global_allocations = {n: a for n, a in self.program.allocations.items() if a.level == "global"}
 
     def blocks(self, only: set[str] | None = None) -> Iterator[dict[str, int]]:
@@ -164,7 +167,7 @@ class _Memory:
         for coordinates in self.blocks(only):
             block = _Block(self, coordinates, None)
             for s in self.program.body:
-                if isinstance(s, Let) or (isinstance(s, Allocate) and s.level == "global" and s.name in self.arrays):
+                if isinstance(s, Allocate) and s.level == "global" and s.name in self.arrays:
                     block.execute((s,))
             yield block
 
@@ -186,9 +189,7 @@ class _Block:
         self.numerics = memory.numerics
         self.scalars: dict[str, Value] = memory.scalars | coordinates
         self.loops: dict[str, int] = {}
-        self.lets: dict[str, Expr] = {}
         self.matrices: dict[str, _Matrix] = {}
-        self.allocated: dict[str, tuple[tuple[int, int], Any]] = {}  # tile name -> shape, dtype
         self.tiles: dict[str, np.ndarray] = {}
 
     # ------------------------------------------------------------------------------------------------- statements
@@ -200,8 +201,6 @@ class _Block:
                     self._loop(s)
                 case If():
                     self.execute(s.then if self.evaluate(s.test) else s.otherwise)
-                case Let():
-                    self.lets[s.name] = s.value
                 case Allocate():
                     self._allocate(s)
                 case Copy():
@@ -209,16 +208,13 @@ class _Block:
                 case Gemm():
                     self._store(s, s.into, self._gemm(s))
                 case Compute():
-                    shape = self.allocated[s.into][0] if s.into in self.allocated else self._shape_of(s.value)
-                    self._store(s, s.into, self.evaluate(s.value, shape))
+                    self._store(s, s.into, self.evaluate(s.value, self._shape(s.into)))
                 case Reshape():
-                    value = self.numerics.round_to(s.dtype, self._tile(s.source))
-                    self.tiles[s.into] = value
-                    self._report(s, s.into, value)
-                case Argument() | Constant() | Grid() | Hint():
+                    self._store(s, s.into, self._tile(s.source))
+                case Argument() | Grid() | Hint() | Option():
                     pass
-                case Named() | Prose():
-                    raise ProgramError(f"line {s.span.line}: {type(s).__name__} cannot run; expand the program first")
+                case Let() | Constant() | Named() | Prose():
+                    raise AssertionError(f"{type(s).__name__} in core code")
 
     def _loop(self, s: For) -> None:
         lo, hi = self.whole((s.lo, s.hi))
@@ -228,13 +224,11 @@ class _Block:
         self.loops.pop(s.var, None)
 
     def _allocate(self, a: Allocate) -> None:
-        shape = self.whole(a.shape)
         if a.level != "global":
-            self.allocated[a.name] = (_two_axes(shape), a.dtype)
             empty = LOWEST_I32 if a.dtype == "i32" else self.numerics.real(np.nan)
-            initial = empty if a.init is None else self.evaluate(a.init, _two_axes(shape))
-            self.tiles[a.name] = self._round(a.name, initial)
+            self.tiles[a.name] = self._round(a.name, empty if a.init is None else self.evaluate(a.init, self._shape(a.name)))
             return
+        shape = self.whole(a.shape)
         memory, offset = self.memory.arrays[a.name], self.whole(a.offset)
         if any(not 0 <= i < n for i, n in zip(offset, memory.shape, strict=False)):
             raise CallError(f"{a.name}: expected leading axes that hold index {offset}, found shape {memory.shape}")
@@ -277,23 +271,17 @@ class _Block:
         self._report(s, name, self.tiles[name])
 
     def _round(self, name: str, value: Value) -> np.ndarray:
-        """`value` as the tile `name` holds it; a tile that nobody declared keeps its shape and is not rounded further."""
-        if name not in self.allocated:
-            return np.asarray(value)
-        shape, dtype = self.allocated[name]
+        """`value` as the tile `name` holds it."""
+        shape = self._shape(name)
         try:
-            return np.broadcast_to(self.numerics.round_to(dtype, value), shape)
+            return np.broadcast_to(self.numerics.round_to(self.memory.tiles[name].dtype, value), shape)
         except ValueError:
             raise ProgramError(f"{name}: expected a value that fits {shape}, found {np.shape(value)}") from None
 
-    def _shape_of(self, e: Expr) -> tuple[int, int]:
-        """The common shape of the tiles in an expression: that of a tile which no Allocate declares."""
-        shapes = [self.tiles[n].shape for n in self._tile_names(e)]
-        return (max(s[0] for s in shapes), max(s[1] for s in shapes)) if shapes else (1, 1)
-
-    def _tile_names(self, e: Expr) -> set[str]:
-        found = names(e)
-        return {n for n in found if n in self.tiles}.union(*(self._tile_names(self.lets[n]) for n in found if n in self.lets))
+    def _shape(self, name: str) -> tuple[int, int]:
+        if name not in self.memory.tiles:
+            raise ProgramError(f"{name}: expected an Allocate, a Copy or a Reshape that makes this tile, found none")
+        return _two_axes(self.memory.tiles[name].extents)
 
     def _report(self, s: Stmt, name: str, value: np.ndarray) -> None:
         if self.trace is not None:
@@ -343,7 +331,7 @@ class _Block:
             case Var("cols"):
                 return np.arange(shape[1])[None, :]
             case Var():
-                return self._name(e.name, shape)
+                return self.scalars[e.name] if e.name in self.scalars else self._tile(e.name)
             case Index():
                 return self._element(e, shape)
             case Op("rowmax" | "rowsum"):
@@ -351,20 +339,11 @@ class _Block:
             case Op():
                 return self.numerics.apply(e.fn, [self.evaluate(x, shape) for x in e.args])
 
-    def _name(self, name: str, shape: tuple[int, int]) -> Value:
-        if name in self.lets:
-            return self.evaluate(self.lets[name], shape)
-        if name in self.scalars:
-            return self.scalars[name]
-        return self._tile(name)
-
     def _reduce(self, e: Op, shape: tuple[int, int]) -> Value:
         """Over the columns; `cols` inside counts those of the tile that is reduced."""
-        inner = (shape[0], self._shape_of(e)[1])
-        x = np.broadcast_to(self.evaluate(e.args[0], inner), inner)
-        if e.fn == "rowmax":
-            return x.max(axis=1, keepdims=True)
-        return x.sum(axis=1, keepdims=True, dtype=np.int64 if is_whole(x) else self.numerics.real)
+        inner = (shape[0], max((self.tiles[n].shape[1] for n in names(e) if n in self.tiles), default=1))
+        x = np.broadcast_to(self.evaluate(e.args[0], inner), inner).astype(self.numerics.real, copy=False)
+        return x.max(axis=1, keepdims=True) if e.fn == "rowmax" else x.sum(axis=1, keepdims=True)
 
     def _element(self, e: Index, shape: tuple[int, int]) -> Value:
         """One element for each position; zero where an index lies outside the matrix."""

@@ -31,6 +31,10 @@ def is_whole(x: Value) -> bool:
     return isinstance(x, int) or x.dtype.kind in "iu"
 
 
+def is_test(x: Value) -> bool:
+    return not isinstance(x, int) and x.dtype.kind == "b"
+
+
 @dataclass(frozen=True, slots=True)
 class Numerics:
     """`stated`: each result is a float32 and tiles are rounded to their dtype. `exact`: float64 and no rounding."""
@@ -66,8 +70,9 @@ class Numerics:
     def apply(self, fn: str, args: list[Value]) -> Value:
         """One function of `ir.FUNCTIONS`, reductions left out. Broadcasts as NumPy does."""
         if fn == "where":
-            test, *branches = args
-            return np.where(test, *self._alike(branches))
+            return np.where(args[0], *self._alike(args[1:]))
+        if fn == "floor":
+            return args[0] if is_whole(args[0]) else np.floor(args[0]).astype(np.int64)
         if fn in _LOGIC:
             return _LOGIC[fn](*args)
         if fn in _WHOLE and all(map(is_whole, args)):
@@ -79,7 +84,8 @@ class Numerics:
         return self.real(x) if isinstance(x, int) else x.astype(self.real, copy=False)
 
     def _alike(self, values: list[Value]) -> list[Value]:
-        return values if all(map(is_whole, values)) else [self._real(x) for x in values]
+        same = all(map(is_whole, values)) or all(map(is_test, values))
+        return values if same else [self._real(x) for x in values]
 
 
 def _floor_divide(a: Value, b: Value) -> Value:
@@ -116,7 +122,6 @@ _WHOLE: dict[str, Callable[..., Value]] = {
     "ceildiv": _ceil_divide,
     "neg": lambda a: -a,
     "abs": abs,
-    "floor": lambda a: a,
     "max": _maximum,
     "min": _minimum,
     "<": np.less,
@@ -132,12 +137,8 @@ _REAL: dict[str, Callable[..., Value]] = {
     "-": np.subtract,
     "*": np.multiply,
     "/": np.divide,
-    "//": np.floor_divide,
-    "%": np.mod,
-    "ceildiv": lambda a, b: np.ceil(a / b),
     "neg": np.negative,
     "abs": np.abs,
-    "floor": np.floor,
     "max": np.maximum,
     "min": np.minimum,
     "<": np.less,

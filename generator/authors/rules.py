@@ -1,0 +1,273 @@
+"""The author that needs no language model: attention for any spec whose rules are known, as a sketch and then as code.
+
+One writer for all variants: a rule's TL text is put where it belongs, and nothing here knows a rule by name. It chooses the
+algorithm (online softmax, keys backwards, a reference moved only when it must be); tile sizes it leaves as holes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import cast
+
+from generator.authors.folding import conjunction, gathered, multiplied
+from generator.authors.reasoning import Cut, Problem, reason
+from generator.binding import rule_uses
+from generator.masks import MaskRule
+from generator.scores import ScoreRule
+from generator.spec import TL_DTYPES, AttentionSpec, SpecError
+from generator.tl.expressions import expression
+from generator.tl.fold import substitute
+from generator.tl.ir import Allocate, Argument, Axis, Constant, DType, Expr, Grid, Hint, Num, Op, Option, Program, Var
+from generator.tl.parser import parse_or_raise
+from generator.tl.printer import print_expression
+
+LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
+#: The reference moves only when the row's maximum outgrew it by 2^8: exact, and the accumulator is rarely rescaled.
+LAZY = 8
+#: What varies from element to element of a tile of scores.
+_ELEMENTS = {"S", "x", "kv"}
+
+
+class RuleAuthor:
+    """Writes a program for every spec of known rules; raises SpecError for the others."""
+
+    name = "rules"
+
+    def sketch(self, spec: AttentionSpec) -> Program:
+        """What moves and what is computed, without a size."""
+        return parse_or_raise("\n".join(_sketch_lines(_Variant(spec))), "sketch")
+
+    def code(self, spec: AttentionSpec, target: str = "cpu", sketch: Program | None = None) -> Program:
+        """The sketch with every size, coordinate, allocation and Reshape; tile sizes are holes."""
+        return reason(sketch or self.sketch(spec), problem(spec, target))
+
+
+# ------------------------------------------------------------------------------------------------------- the sketch
+
+
+@dataclass(frozen=True, slots=True)
+class _Variant:
+    """The spec's rules as expressions of one program."""
+
+    spec: AttentionSpec
+
+    def __post_init__(self) -> None:
+        if self.spec.phase == "decode" and self.spec.seqlen_q != 1:
+            raise SpecError(f"seqlen_q: a decode program holds one query token, found {self.spec.seqlen_q}; use phase prefill")
+
+    @property
+    def name(self) -> str:
+        rules = [r.name for r in self.spec.masks + self.spec.scores] or ["full"]
+        return "_".join(["attention", *rules, *(["decode"] if self.spec.phase == "decode" else [])])
+
+    def _read(self, text: str, parameters: dict[str, int | float | str]) -> Expr:
+        """A rule's text, `q` in the alignment that its parameters name."""
+        e = expression(text)
+        return substitute(e, {"q": Var("row")}) if parameters.get("align") == "top_left" else e
+
+    @property
+    def visible(self) -> list[Expr]:
+        """Mutually exclusive tests; a key is visible where one of them holds."""
+        choices = [
+            [self._read(part, parameters) for part in rule.parts]
+            for _, rule, parameters in rule_uses(self.spec)
+            if isinstance(rule, MaskRule)
+        ]
+        return [conjunction([expression("kv < SeqK"), *parts]) for parts in itertools.product(*choices)]
+
+    @property
+    def _past_only(self) -> set[str]:
+        """Alignments in which no key after the query's position is visible."""
+        uses = rule_uses(self.spec)
+        return {str(parameters["align"]) for _, rule, parameters in uses if isinstance(rule, MaskRule) and rule.hides_future}
+
+    @property
+    def score(self) -> Expr:
+        """The score in natural units, as a function of the product S."""
+        x: Expr = Op("*", (Var("S"), Var("scale")))
+        for _, rule, parameters in rule_uses(self.spec):
+            if isinstance(rule, ScoreRule):
+                past_only = parameters.get("align") in self._past_only
+                x = substitute(
+                    self._read(rule.value_causal if past_only and rule.value_causal else rule.value, parameters), {"x": x}
+                )
+        return x
+
+    @property
+    def extra_logits(self) -> list[Expr]:
+        uses = rule_uses(self.spec)
+        return [self._read(rule.extra_logit, p) for _, rule, p in uses if isinstance(rule, ScoreRule) and rule.extra_logit]
+
+    @property
+    def keeps_raw_scores(self) -> bool:
+        """Whether S stays the plain product: its largest element is then the largest logit only if the scale is positive."""
+        return self.spec.scale > 0 and self.score == Op("*", (Var("S"), Var("scale")))
+
+
+def _sketch_lines(v: _Variant) -> list[str]:
+    loops = [line for test in v.visible for line in _loop_lines(v, test)]
+    return [
+        f"Kernel {v.name}",
+        "Copy Q from global to shared",
+        *loops,
+        *_ending_lines(v),
+        "Copy acc into O from register to global",
+        "Copy lse into LSE from register to global",
+    ]
+
+
+def _loop_lines(v: _Variant, visible: Expr) -> list[str]:
+    """One pass over the keys. `(S - base) * c` rather than `S * c - base * c`: the latter is off by 2^-24 of the logit's size."""
+    scored = [] if v.keeps_raw_scores else [f"Compute S = {_text(_in_log2(v.score))}"]
+    log2 = "({}) * c" if v.keeps_raw_scores else "{}"
+    return [
+        "for j = 0:tiles reversed",
+        "Copy K from global to shared",
+        "Copy V from global to shared",
+        "Compute GEMM Q, K^T and get S",
+        *scored,
+        f"Compute S = where({_text(visible)}, S, -inf)",
+        "Compute new_max = max(row_max, rowmax(S))",
+        f"Compute new_max = where({log2.format('new_max - row_max')} <= {LAZY}, row_max, new_max)",
+        "Compute base = where(new_max == -inf, 0.0, new_max)",
+        f"Compute corr = exp2({log2.format('row_max - base')})",
+        "Compute row_max = new_max",
+        f"Compute P = exp2({log2.format('S - base')})",
+        "Compute row_sum = row_sum * corr + rowsum(P)",
+        "Compute acc = acc * corr",
+        "Compute GEMM P, V and accumulate acc",
+        "end",
+    ]
+
+
+def _ending_lines(v: _Variant) -> list[str]:
+    """Division by the row sum, and the LSE; logits without a key join the sum here."""
+    to_natural = "scale" if v.keeps_raw_scores else str(LN2)
+    if not v.extra_logits:
+        return [
+            f"Compute lse = where(row_sum > 0.0, row_max * {to_natural} + log(row_sum), -inf)",
+            "Compute acc = acc * where(row_sum > 0.0, 1.0 / row_sum, 0.0)",
+        ]
+    lines = ["Compute row_max = row_max * c"] if v.keeps_raw_scores else []
+    for logit in v.extra_logits:
+        log2 = _text(Op("*", (logit, Num(LOG2E))))
+        lines += [
+            f"Compute new_max = max(row_max, {log2})",
+            "Compute base = where(new_max == -inf, 0.0, new_max)",
+            "Compute corr = exp2(row_max - base)",
+            f"Compute row_sum = row_sum * corr + exp2({log2} - base)",
+            "Compute acc = acc * corr",
+            "Compute row_max = new_max",
+        ]
+    return [
+        *lines,
+        f"Compute lse = where(row_sum > 0.0, row_max * {LN2} + log(row_sum), -inf)",
+        "Compute acc = acc * where(row_sum > 0.0, 1.0 / row_sum, 0.0)",
+    ]
+
+
+def _in_log2(score: Expr) -> Expr:
+    return multiplied(gathered(score, _ELEMENTS), Num(LOG2E), _ELEMENTS)
+
+
+def _text(e: Expr) -> str:
+    return print_expression(e)
+
+
+# ------------------------------------------------------------------------------------------------------ the problem
+
+#: Tile sizes that a tuner may choose from: rows of queries, rows of keys. What does not fit a target is pruned there.
+TILE_CHOICES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
+    "cpu": ((32, 64, 128), (64, 96, 128, 256)),
+    "sm_75": ((64, 128), (32, 64)),
+    "sm_80": ((64, 128), (32, 64, 128)),
+    "sm_90a": ((64, 128, 192), (64, 80, 96, 112, 128)),
+}
+_GROUP_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def problem(spec: AttentionSpec, target: str) -> Problem:
+    """Sizes, matrices and cuts of an attention call. Decode: one query token, the heads of a KV head's group are the rows."""
+    variant = _Variant(spec)
+    decode = spec.phase == "decode"
+    rows, keys = TILE_CHOICES.get(target, ((64, 128), (64, 128)))
+    if decode:
+        fitting = [size for size in _GROUP_CHOICES if size >= spec.group] or [_GROUP_CHOICES[-1]]
+        rows = (fitting[0],) if target == "cpu" else (max(16, fitting[0]),)
+    dtype = cast(DType, TL_DTYPES[spec.dtype])
+    return Problem(
+        name=variant.name,
+        arguments=_arguments(spec),
+        constants=(
+            Constant("BM", rows),
+            Constant("BN", keys),
+            Constant("D", (spec.head_dim,)),
+            Constant("DV", (spec.head_dim_v,)),
+        ),
+        grid=_grid(decode),
+        matrices=_matrices(spec, dtype),
+        cuts=_CUTS,
+        loops={"j": (Num(0), expression("ceildiv(SeqK, BN)"))},
+        lets=_lets(decode),
+        row_axis=Var("BM"),
+        column_axis=Var("BN"),
+        operand_dtype=dtype,
+        settings=_settings(spec, decode),
+    )
+
+
+_CUTS: dict[str, Cut] = {
+    "Q": Cut((Var("BM"), Var("D")), (Var("m"), Num(0))),
+    "K": Cut((Var("BN"), Var("D")), (Var("j"), Num(0))),
+    "V": Cut((Var("BN"), Var("DV")), (Var("j"), Num(0))),
+    "O": Cut((Var("BM"), Var("DV")), (Var("m"), Num(0))),
+    "LSE": Cut((Var("BM"),), (Var("m"),)),
+}
+
+
+def _arguments(spec: AttentionSpec) -> tuple[Argument, ...]:
+    scalars = [s for _, rule, _ in rule_uses(spec) for s in rule.scalars]
+    return (
+        Argument(("scale",), "f32", positive=spec.scale > 0),
+        Argument(("SeqQ", "SeqK", "Heads", "KvHeads", "Group", "Batch"), "i32"),
+        *(Argument((s.name,), s.dtype, s.positive) for s in scalars),
+    )
+
+
+def _grid(decode: bool) -> Grid:
+    rows, heads = ("Group", Axis("hk", Var("KvHeads"))) if decode else ("SeqQ", Axis("h", Var("Heads")))
+    return Grid((Axis("m", expression(f"ceildiv({rows}, BM)")), heads, Axis("b", Var("Batch"))))
+
+
+def _matrices(spec: AttentionSpec, dtype: DType) -> tuple[Allocate, ...]:
+    decode = spec.phase == "decode"
+    rows = Var("Group" if decode else "SeqQ")
+    q_offset = (Var("b"), Var("hk") if decode else Var("h"))
+    kv_offset = (Var("b"), Var("hk") if decode else expression("h // (Heads // KvHeads)"))
+    captured = [c for _, rule, _ in rule_uses(spec) for c in rule.captured]
+    return (
+        Allocate("Q", "global", (rows, Var("D")), dtype, q_offset),
+        Allocate("K", "global", (Var("SeqK"), Var("D")), dtype, kv_offset),
+        Allocate("V", "global", (Var("SeqK"), Var("DV")), dtype, kv_offset),
+        *(Allocate(c.name, "global", tuple(map(Var, c.shape)), c.dtype, tuple(map(Var, c.offset))) for c in captured),
+        Allocate("O", "global", (rows, Var("DV")), dtype, q_offset),
+        Allocate("LSE", "global", (rows,), "f32", q_offset),
+    )
+
+
+def _lets(decode: bool) -> dict[str, Expr]:
+    """What the sketch's names mean. `rows` and `cols` count inside the tile that a statement writes."""
+    if decode:
+        rows = {"h": "hk * Group + m * BM + rows", "row": "0", "q": "SeqK - 1"}
+    else:
+        rows = {"row": "m * BM + rows", "q": "m * BM + rows + SeqK - SeqQ"}
+    return {name: expression(text) for name, text in ({"c": f"scale * {LOG2E}"} | rows | {"kv": "j * BN + cols"}).items()}
+
+
+def _settings(spec: AttentionSpec, decode: bool) -> tuple[Hint | Option, ...]:
+    """16-bit inputs round P to 8 or 11 bits: the hardware's own exponential is exact enough there."""
+    settings: tuple[Hint | Option, ...] = (Option("row_sums", "deferred"),)
+    if spec.dtype != "fp32":
+        settings += (Option("functions", "fast"),)
+    return (*settings, Hint("view", "grouped")) if decode else settings

@@ -1,0 +1,174 @@
+"""The rule author's programs: their meaning against dense float64, containment of the sketch, stability of the form."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from dense_attention import Arrays, attention, random_call
+
+from generator.authors.reasoning import erase
+from generator.authors.rules import RuleAuthor
+from generator.binding import bind
+from generator.spec import AttentionSpec, Rule, SpecError
+from generator.tl.fill import fill
+from generator.tl.interpreter import run
+from generator.tl.ir import Constant, Hint, Program
+from generator.tl.parser import parse
+from generator.tl.printer import print_program
+
+AUTHOR = RuleAuthor()
+CAUSAL = Rule.make("causal")
+TOP_LEFT = Rule.make("causal", align="top_left")
+WINDOW = Rule.make("window", left=9)
+MASKS: dict[str, tuple[Rule, ...]] = {
+    "full": (),
+    "causal": (CAUSAL,),
+    "causal_top_left": (TOP_LEFT,),
+    "window": (WINDOW,),
+    "window_both_sides": (Rule.make("window", left=5, right=3, align="top_left"),),
+    "window_unbounded": (Rule.make("window", left=-1, right=-1),),
+    "sink_window": (Rule.make("sink_window", sink=3, left=6),),
+    "prefix": (Rule.make("prefix", length=11),),
+    "document": (Rule.make("document"),),
+    "document_causal": (Rule.make("document"), CAUSAL),
+    "padding": (Rule.make("padding"),),
+    "padding_causal": (Rule.make("padding"), CAUSAL),
+    "window_document_padding": (WINDOW, Rule.make("document"), Rule.make("padding")),
+    "two_alignments": (CAUSAL, Rule.make("window", left=4, right=9, align="top_left")),
+}
+SOFTCAP, ALIBI, SINK = Rule.make("softcap", cap=1.5), Rule.make("alibi"), Rule.make("sink_logit")
+SCORES: dict[str, tuple[Rule, ...]] = {
+    "scale": (),
+    "softcap": (SOFTCAP,),
+    "alibi": (ALIBI,),
+    "sink_logit": (SINK,),
+    "softcap_alibi": (SOFTCAP, ALIBI),
+    "alibi_softcap_sink": (ALIBI, SOFTCAP, SINK),
+}
+HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
+#: What Gemms and roundings of a dtype may cost, per unit of the largest value.
+TOLERANCE = {"fp32": 4e-6, "fp16": 2**-9, "bf16": 2**-6}
+
+
+def make_spec(**changes: object) -> AttentionSpec:
+    base = {"num_heads": 2, "num_kv_heads": 2, "head_dim": 8, "head_dim_v": 8, "batch": 2, "seqlen_q": 19, "seqlen_k": 27}
+    return AttentionSpec(**(base | changes))
+
+
+def filled(spec: AttentionSpec, rows: int = 8, keys: int = 8) -> Program:
+    """The author's program with tile sizes far below its own choices, so that small cases have many tiles."""
+    code = AUTHOR.code(spec)
+    sizes = {"BM": rows, "BN": keys}
+    body = tuple(replace(s, choices=(sizes[s.name],)) if isinstance(s, Constant) and s.name in sizes else s for s in code.body)
+    return replace(code, body=body)
+
+
+def interpret(
+    spec: AttentionSpec, call: Arrays, precision: str = "exact", program: Program | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    program = program or filled(spec)
+    binding = bind(program, spec)
+    tensors = {t.name: call[t.name].reshape(t.parameter_shape(spec)) for t in binding.tensors if not t.written}
+    out = run(program, tensors, binding.values, precision=precision)
+    return tuple(out[t.name].reshape(t.shape) for t in binding.tensors if t.written)
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("masks", MASKS)
+def test_every_mask_and_score_means_what_it_says(masks: str, scores: str) -> None:
+    for heads, (sq, sk) in zip(HEADS.values(), [(19, 27), (27, 19), (1, 5)], strict=True):
+        spec = make_spec(
+            num_heads=heads[0], num_kv_heads=heads[1], seqlen_q=sq, seqlen_k=sk, masks=MASKS[masks], scores=SCORES[scores]
+        )
+        call = random_call(spec, seed=sq, spread=3.0)
+        o, lse = interpret(spec, call)
+        expected_o, expected_lse = attention(spec, call)
+        np.testing.assert_allclose(o, expected_o, atol=1e-12)
+        np.testing.assert_allclose(lse, expected_lse, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("masks", ["full", "causal", "sink_window", "prefix", "document_causal", "padding"])
+@pytest.mark.parametrize("scores", SCORES)
+def test_stated_precision(masks: str, scores: str, dtype: str) -> None:
+    spec = make_spec(num_heads=4, dtype=dtype, head_dim_v=5, masks=MASKS[masks], scores=SCORES[scores])
+    call = random_call(spec)
+    o, lse = interpret(spec, call, "stated")
+    expected_o, expected_lse = attention(spec, call)
+    np.testing.assert_allclose(o, expected_o, atol=TOLERANCE[dtype] * np.abs(call["V"]).max())
+    np.testing.assert_allclose(lse, expected_lse, atol=4e-6)
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("masks", MASKS)
+def test_decode_reads_a_group_of_heads_as_rows(masks: str, scores: str) -> None:
+    spec = make_spec(num_heads=6, num_kv_heads=2, seqlen_q=1, phase="decode", masks=MASKS[masks], scores=SCORES[scores])
+    call = random_call(spec)
+    program = filled(spec, rows=2)
+    assert bind(program, spec).tensors[0].view == "grouped"
+    for found, expected in zip(interpret(spec, call, program=program), attention(spec, call), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0, 5.0])
+def test_any_scale(scale: float) -> None:
+    for scores in ((), (SOFTCAP,), (ALIBI, SINK)):
+        spec = make_spec(softmax_scale=scale, masks=(CAUSAL,), scores=scores)
+        call = random_call(spec)
+        for found, expected in zip(interpret(spec, call, "stated"), attention(spec, call), strict=True):
+            np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert AUTHOR.code(spec).arguments["scale"].positive == (scale > 0)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("masks", MASKS)
+def test_sketch_is_contained_in_the_code(masks: str, scores: str, phase: str) -> None:
+    spec = make_spec(seqlen_q=1, phase=phase, masks=MASKS[masks], scores=SCORES[scores], dtype="bf16")
+    sketch, code = AUTHOR.sketch(spec), AUTHOR.code(spec, "sm_90a")
+    assert sketch.stage == "sketch" and erase(code) == sketch
+    for program in (sketch, code):
+        parsed = parse(print_program(program))
+        assert not parsed.diagnostics and parsed.program == program
+
+
+def test_code_depends_on_the_family_only() -> None:
+    spec = make_spec(masks=(WINDOW,), scores=(SOFTCAP,))
+    other = make_spec(
+        masks=(Rule.make("window", left=100),), scores=(Rule.make("softcap", cap=30.0),), num_heads=8, batch=1, seqlen_q=500
+    )
+    assert spec.family_hash == other.family_hash and AUTHOR.code(spec) == AUTHOR.code(other)
+
+
+def test_dropping_every_hint_leaves_the_values() -> None:
+    spec = make_spec(seqlen_q=1, num_heads=6, phase="decode", masks=(CAUSAL,))
+    program, call = filled(spec), random_call(spec)
+    assert program.hints
+    bare = replace(program, body=tuple(s for s in program.body if not isinstance(s, Hint)))
+    arrays = {"Q": call["Q"].reshape(2, 2, 3, 8), "K": call["K"], "V": call["V"]}
+    values = bind(program, spec).values
+    for with_hints, without in zip(run(program, arrays, values).values(), run(bare, arrays, values).values(), strict=True):
+        np.testing.assert_array_equal(with_hints, without)
+
+
+def test_every_choice_of_the_holes_gives_the_same_values() -> None:
+    spec = make_spec(seqlen_q=70, seqlen_k=131, masks=(CAUSAL,), batch=1)
+    call, code = random_call(spec), AUTHOR.code(spec, "sm_80")
+    expected = attention(spec, call)[0]
+    for rows in code.holes["BM"].choices:
+        for keys in code.holes["BN"].choices:
+            o, _ = interpret(spec, call, program=fill(code, {"BM": rows, "BN": keys}))
+            np.testing.assert_allclose(o, expected, atol=1e-12)
+
+
+def test_decode_of_more_than_one_token_is_refused() -> None:
+    with pytest.raises(SpecError, match="seqlen_q: a decode program holds one query token, found 3"):
+        AUTHOR.code(make_spec(seqlen_q=3, phase="decode"))
+
+
+@pytest.mark.parametrize("rule", [Rule.make("causl"), Rule.make("window", left=-7)])
+def test_unknown_rules_are_refused(rule: Rule) -> None:
+    with pytest.raises(SpecError):
+        AUTHOR.sketch(make_spec(masks=(rule,)))
