@@ -5,30 +5,48 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from generator.masks import MASKS
+from generator.rule_parts import Parameter
+from generator.scores import SCORES
 from generator.spec import Rule
 
 if TYPE_CHECKING:
     from farm.fields import Reader
 
-_MASKS = ("causal", "window", "sink_window", "prefix", "document", "padding")
-_SCORES = ("softcap", "alibi", "sink")
-
 
 @dataclass(frozen=True, slots=True)
 class RuleReader:
+    """Reads one use of a rule from a plan: every parameter checked and present, so that equal rules have equal hashes."""
+
     name: str
+    parameters: tuple[Parameter, ...]
 
     def read(self, given: Reader | None, reader: Reader) -> Rule | None:
-        """The rule with the parameters that the plan gives."""
-        if given is None:
-            return Rule.make(self.name)
-        if not given.fields("parameter: value"):
+        if given is not None and not given.fields(self.describe()):
             return None
-        return Rule.make(self.name, **{name: r.value for name, r in given.value.items()})
+        before = len(reader.problems)
+        values = {p.name: self._value(p, given, reader) for p in self.parameters}
+        if given is not None:
+            given.finish()
+        return None if len(reader.problems) > before else Rule.make(self.name, **values)  # type: ignore[arg-type]
+
+    def _value(self, parameter: Parameter, given: Reader | None, reader: Reader) -> int | float | str | None:
+        found = given.get(parameter.name) if given is not None else None
+        if found is None and parameter.default is None:
+            return reader.wrong(f"{self.name} needs {parameter.name}: {parameter.allowed} ({parameter.meaning})")
+        value = parameter.default if found is None else found.value
+        if found is not None and not parameter.accepts(value):
+            return found.expected(parameter.allowed)
+        return float(value) if parameter.kind == "float" else value  # type: ignore[arg-type]
+
+    def describe(self) -> str:
+        return ", ".join(p.name for p in self.parameters) or "no parameters"
 
 
 def known_rules(kind: str) -> dict[str, RuleReader]:
-    return {name: RuleReader(name) for name in (_MASKS if kind == "mask" else _SCORES)}
+    """Name -> reader of the mask or score rules that are registered now."""
+    rules = MASKS if kind == "mask" else SCORES
+    return {name: RuleReader(name, rule.parameters) for name, rule in rules.items()}
 
 
 def known_targets() -> tuple[str, ...]:

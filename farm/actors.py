@@ -1,0 +1,85 @@
+"""What runs on Ray's workers: the builder task, the device actor, and the local session. Knows no queue and no plan."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+# Ray reads these on import and on start. Workers at niceness 15 would be timed beside whatever else runs at 0.
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("RAY_worker_niceness", "0")
+os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import ray
+
+from farm.executors import stages_of, trouble_of
+from farm.jobs import Built, Job, Row, Shop
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a device actor says of itself on start: where it really is and what it really has."""
+
+    node_id: str
+    pid: int
+    device: str
+    description: str
+    device_key: str
+    problems: tuple[str, ...] = ()
+
+
+@ray.remote(num_cpus=1, max_retries=0)
+def build(job: Job, shop: Shop) -> Built | Row:
+    """One job up to its binary, or the row of its failure."""
+    stages = stages_of(shop)
+    try:
+        return stages.build(job, shop)
+    except Exception as error:
+        return stages.row_without_verdict(job, "not_run", trouble_of(error))
+
+
+@ray.remote(max_restarts=0, max_task_retries=0)
+class Device:
+    """Owns the measuring slot of one device. Holds no CUDA context and no candidate: both live in killable children."""
+
+    def __init__(self, device: str, shop: Shop) -> None:
+        self._device, self._shop = device, shop
+
+    def hello(self) -> Hello:
+        node = ray.get_runtime_context().get_node_id()
+        description, key, problems = stages_of(self._shop).inspect_device(self._device, self._shop)
+        return Hello(node, os.getpid(), self._device, description, key, problems)
+
+    def prove(self, built: Built) -> tuple[Row, float]:
+        """The row, and the seconds that the device was busy."""
+        start = time.monotonic()
+        stages = stages_of(self._shop)
+        try:
+            row = stages.prove(built, self._shop, self._device)
+        except Exception as error:
+            row = stages.row_without_verdict(built.job, "not_run", trouble_of(error))
+        row["ray_node_id"] = ray.get_runtime_context().get_node_id()
+        return row, time.monotonic() - start
+
+
+def start_session(address: str, num_cpus: int) -> str:
+    """Connects to a cluster, or starts one on this machine for "local". Returns the session's folder ("" for a foreign cluster).
+
+    The address is always explicit: Ray on its own joins any cluster that is announced on the machine.
+    """
+    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
+    if address != "local":
+        ray.init(address=address, **quiet)
+        return ""
+    context = ray.init(
+        address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **quiet
+    )
+    return str(context.address_info["session_dir"])
+
+
+def stop_session() -> None:
+    ray.shutdown()

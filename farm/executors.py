@@ -1,0 +1,85 @@
+"""What runs jobs: the protocol, and the plain one that works in this process. The one on Ray is in farm/ray_executor.py."""
+
+from __future__ import annotations
+
+import importlib
+import queue
+import threading
+import traceback
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from farm.jobs import Built, Job, Row, Shop
+
+
+class Executor(Protocol):
+    """Takes jobs and gives rows: always a row, whatever happens to who works on it."""
+
+    @property
+    def capacity(self) -> int:
+        """Jobs that may be in hand at a time so that nothing waits for work."""
+        ...
+
+    def submit(self, job: Job) -> Future[Row]: ...
+
+    def state(self) -> dict[str, Any]:
+        """What is going on, for the display: plain values."""
+        ...
+
+    def close(self) -> None:
+        """Drops what is in hand and ends every process that was started for it."""
+        ...
+
+
+def stages_of(shop: Shop) -> Any:
+    """The module that does the work of a shop."""
+    return importlib.import_module(shop.stages)
+
+
+def trouble_of(error: BaseException) -> str:
+    """A fault of our own as one sentence with the place where it happened."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    return f"fault of the farm's own: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{place}"
+
+
+def run_stages(job: Job, shop: Shop) -> Row:
+    """Build and prove one job here. A fault of our own code costs this one attempt, not the sweep."""
+    stages = stages_of(shop)
+    try:
+        built = stages.build(job, shop)
+        return stages.prove(built, shop) if isinstance(built, Built) else built
+    except Exception as error:
+        return stages.row_without_verdict(job, "not_run", trouble_of(error))
+
+
+class LocalExecutor:
+    """One job at a time on a thread of this process: for debugging, tests, and machines without Ray."""
+
+    capacity = 2
+
+    def __init__(self, shop: Shop) -> None:
+        self._shop = shop
+        self._jobs: queue.SimpleQueue[tuple[Job, Future[Row]] | None] = queue.SimpleQueue()
+        self._current = ""
+        self._thread = threading.Thread(target=self._work, name="farm-local", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> Future[Row]:
+        future: Future[Row] = Future()
+        self._jobs.put((job, future))
+        return future
+
+    def state(self) -> dict[str, Any]:
+        return {"executor": "local", "running": self._current}
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+    def _work(self) -> None:
+        while (item := self._jobs.get()) is not None:
+            job, future = item
+            if future.set_running_or_notify_cancel():
+                self._current = str(job)
+                future.set_result(run_stages(job, self._shop))
+                self._current = ""

@@ -1,0 +1,62 @@
+"""Jobs: one planned attempt each, and what stands between its stages. Decides nothing and runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from generator.spec import AttentionSpec
+from generator.translate.records import Launch
+from verifier.records import Binary
+
+#: A catalog row as `catalog.schema.make_row` gives it.
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One attempt: one program for one spec on one target.
+
+    key: what resuming goes by. program: TL code with every hole filled; "" when the author gave none, and then `trouble` says
+    why, as (reason, message). columns: what is already known of the row (author, hashes, tokens).
+    """
+
+    key: str
+    spec: AttentionSpec
+    target: str
+    program: str
+    measure_s: float = 0.5
+    rivals: tuple[str, ...] = ("torch-sdpa",)
+    attempt_no: int = 1
+    trouble: tuple[str, str] | None = None
+    columns: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.spec.name or 'spec'} {self.spec} on {self.target}"
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """Where and within which limits jobs are worked on: the same for every job of a sweep, and small enough to travel.
+
+    catalog: its location, artifacts included. cache: this machine's folder of binaries. variants: the user's own rules.
+    stages: the module whose `build`, `prove` and `row_without_verdict` do the work; tests and benchmarks put stand-ins here.
+    """
+
+    catalog: str
+    cache: str
+    sweep_id: str = ""
+    variants: str | None = None
+    compile_wall_s: float = 120.0
+    prove_wall_s: float = 300.0
+    stages: str = "farm.stages"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A job with its binary, on its way to a device."""
+
+    job: Job
+    launch: Launch
+    binary: Binary
+    columns: dict[str, Any]
