@@ -75,9 +75,7 @@ def start_session(address: str, num_cpus: int) -> str:
     if address != "local":
         ray.init(address=address, **quiet)
         return ""
-    context = ray.init(
-        address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **quiet
-    )
+    context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **quiet)
     return str(context.address_info["session_dir"])
 
 

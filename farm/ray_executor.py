@@ -21,7 +21,7 @@ from farm.jobs import Built, Job, Row, Shop
 TICK_S = 0.1
 QUEUED_PER_DEVICE = 2  # one running, one waiting
 STRIKES = 3  # deaths in a row without a finished job, after which a device is out of service
-GRACE_S = 60.0  # beyond the limits that stages keep themselves: a second wall
+GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,28 +136,24 @@ class RayExecutor:
                 job = self._todo.popleft()
             ref = actors.build.remote(job, self._shop)
             self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S)
-        waiting: deque[Built] = deque()
-        while self._built:
-            built = self._built.popleft()
-            match self._slot_for(built.job.target):
-                case _Slot() as slot:
-                    self._hand_over(slot, built)
-                case "later":
-                    waiting.append(built)
-                case str(reason):
-                    self._end(self._stages.row_unproven(built, reason), built.job)
-        self._built = waiting
+        for _ in range(len(self._built)):
+            self._place(self._built.popleft())
 
-    def _slot_for(self, target: str) -> _Slot | str:
-        """The least loaded device that can judge a target, "later", or why there is none."""
-        able = [s for s in self._slots if target in s.wish.targets]
-        if not able:
-            return "missing_device: no device here can run this target"
+    def _place(self, built: Built) -> None:
+        """To the least loaded device that can judge the target; back into the queue while all are busy; a row where there is none."""
+        able = [s for s in self._slots if built.job.target in s.wish.targets]
         serving = [s for s in able if not s.out_of_service]
-        if not serving:
-            return f"lost_node: {able[0].wish.device} is out of service: {able[0].out_of_service}"
-        slot = min(serving, key=lambda s: len(s.tasks))
-        return slot if slot.ready and len(slot.tasks) < QUEUED_PER_DEVICE else "later"
+        if not able:
+            self._end(self._stages.row_unproven(built, "compiled_unverified", "no device here can run this target"), built.job)
+        elif not serving:
+            message = f"{able[0].wish.device} is out of service: {able[0].out_of_service}"
+            self._end(self._stages.row_unproven(built, "missing_device", message), built.job)
+        else:
+            slot = min(serving, key=lambda s: (not s.ready, len(s.tasks)))
+            if slot.ready and len(slot.tasks) < QUEUED_PER_DEVICE:
+                self._hand_over(slot, built)
+            else:
+                self._built.append(built)
 
     def _hand_over(self, slot: _Slot, built: Built) -> None:
         if not slot.tasks:
@@ -220,7 +216,7 @@ class RayExecutor:
             slot.out_of_service = f"{slot.strikes} deaths in a row, the last: {_first_line(error)}"
         else:
             fresh = self._open(slot.wish)
-            slot.actor, slot.hello = fresh.actor, fresh.hello
+            slot.actor, slot.hello, slot.deadline = fresh.actor, fresh.hello, fresh.deadline
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -229,8 +225,9 @@ class RayExecutor:
                 ray.cancel(ref, force=True)
                 building.deadline = now + GRACE_S  # its end arrives as an error
         for slot in self._slots:
-            if slot.tasks and now > slot.deadline:
-                self._actor_died(slot, TimeoutError(f"no answer within {self._shop.prove_wall_s + GRACE_S:.0f} s"))
+            if (slot.tasks or slot.hello) and now > slot.deadline:
+                limit_s = GRACE_S if slot.hello else self._shop.prove_wall_s + GRACE_S
+                self._actor_died(slot, TimeoutError(f"no answer within {limit_s:.0f} s"))
 
     # ------------------------------------------------------------------------------------------------------ small parts
 

@@ -1,0 +1,185 @@
+"""Runs a sweep: opens searches, admits their attempts, tries transient failures again, writes every row. Works on none itself.
+
+A search is a coroutine that asks for attempts and sees their rows (`farm.search`). Plans stream: only as many searches are open as
+keep the executor busy. The sweep's state is the catalog: what ended there is not done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from farm.executors import Executor
+from farm.jobs import Job, Row
+from farm.plan import Budget
+from verifier.records import REASONS
+
+#: Transient reasons that are worth another try in the same sweep, and how many; the rest wait for the next start.
+RETRIES = {"lost_node": 2, "compile_oom": 1, "throttled": 1}
+
+
+class Stopped(Exception):
+    """No more attempts are admitted: the budget is spent, or the user asked for the end."""
+
+
+class Ended(Protocol):
+    """What is known of attempts that ended in earlier starts."""
+
+    def get(self, key: str) -> Row | None: ...
+
+
+class Sink(Protocol):
+    """Where rows go: the catalog's writer."""
+
+    def append(self, row: Row) -> str: ...
+
+
+class Display(Protocol):
+    """Who watches."""
+
+    def planned(self, job: Job) -> None: ...
+    def ended(self, job: Job, row: Row) -> None: ...
+    def known(self, job: Job, row: Row) -> None: ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """Planned attempts and how they ended. `known` ended in an earlier start and were not planned again."""
+
+    planned: int = 0
+    known: int = 0
+    by_reason: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def ended(self) -> int:
+        return sum(self.by_reason.values())
+
+    @property
+    def balanced(self) -> bool:
+        return self.planned == self.ended
+
+
+Search = Callable[[Callable[[Job], Awaitable[Row]]], Awaitable[None]]
+
+
+@dataclass
+class Sweep:
+    """One start of a sweep. `run` ends when every search has ended, or soon after `stop`."""
+
+    executor: Executor
+    sink: Sink
+    ended: Ended
+    display: Display
+    budget: Budget = field(default_factory=Budget)
+    interrupted_row: Callable[[Job, str, str], Row] | None = None
+    counts: Counts = field(default_factory=Counts)
+    stop_reason: str = ""
+    _started: float = field(default_factory=time.monotonic)
+    _in_hand: dict[str, asyncio.Future[Row]] = field(default_factory=dict)
+    _stopping: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def run(self, searches: Iterable[Search]) -> Counts:
+        """Every search, as many at a time as the executor can use. Afterwards planned equals the rows written."""
+        open_searches: set[asyncio.Task[None]] = set()
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            for search in self._until_stopped(iter(searches)):
+                open_searches.add(asyncio.ensure_future(self._guarded(search)))
+                while len(open_searches) >= max(1, self.executor.capacity):
+                    open_searches = await self._some_end(open_searches, stopping)
+                    if self._stopping.is_set():
+                        break
+            while open_searches and not self._stopping.is_set():
+                open_searches = await self._some_end(open_searches, stopping)
+        finally:
+            for task in open_searches:
+                task.cancel()
+            await asyncio.gather(*open_searches, return_exceptions=True)
+            stopping.cancel()
+        return self.counts
+
+    def stop(self, reason: str) -> None:
+        """Admit nothing more and let go of what is in hand; its attempts end as rows `not_run`."""
+        self.stop_reason = self.stop_reason or reason
+        self._stopping.set()
+
+    async def attempt(self, job: Job) -> Row:
+        """The row of a job: of an earlier start, or of now, after as many tries as its reason allows."""
+        known = self.ended.get(job.key)
+        if known is not None and REASONS[known["reason_code"]] == "final":
+            self.counts.known += 1
+            self.display.known(job, known)
+            return known
+        first = (known["attempt_no"] if known else 0) + 1
+        for attempt_no in range(first, first + 1 + max(RETRIES.values())):
+            row = await self._shared(replace(job, attempt_no=attempt_no))
+            if attempt_no - first >= RETRIES.get(row["reason_code"], 0):
+                break
+        return row
+
+    # ---------------------------------------------------------------------------------------------------- one try
+
+    async def _shared(self, job: Job) -> Row:
+        """Two searches may ask for the same attempt: it is made once."""
+        if (running := self._in_hand.get(job.key)) is not None:
+            return await asyncio.shield(running)
+        future: asyncio.Future[Row] = asyncio.ensure_future(self._try(job))
+        self._in_hand[job.key] = future
+        try:
+            return await future
+        finally:
+            self._in_hand.pop(job.key, None)
+
+    async def _try(self, job: Job) -> Row:
+        self._admit(job)
+        try:
+            row = await asyncio.wrap_future(self.executor.submit(job))
+        except asyncio.CancelledError:
+            if self.interrupted_row is not None:
+                self._write(job, self.interrupted_row(job, "not_run", f"stopped: {self.stop_reason or 'the sweep ended'}"))
+            raise
+        return self._write(job, row)
+
+    def _admit(self, job: Job) -> None:
+        limit = self.budget.attempts
+        if self._stopping.is_set():
+            raise Stopped(self.stop_reason)
+        if limit is not None and self.counts.planned >= limit:
+            self.stop_reason = self.stop_reason or f"budget: {limit} attempts are made"
+            raise Stopped(self.stop_reason)
+        minutes = self.budget.minutes
+        if minutes is not None and time.monotonic() - self._started >= 60 * minutes:
+            self.stop_reason = self.stop_reason or f"budget: {minutes:g} minutes are over"
+            raise Stopped(self.stop_reason)
+        self.counts.planned += 1
+        self.display.planned(job)
+
+    def _write(self, job: Job, row: Row) -> Row:
+        row_id = self.sink.append(row)
+        self.counts.by_reason[row["reason_code"]] += 1
+        self.display.ended(job, row)
+        return row | {"row_id": row_id}
+
+    # --------------------------------------------------------------------------------------------------- small parts
+
+    def _until_stopped(self, searches: Iterator[Search]) -> Iterator[Search]:
+        for search in searches:
+            if self._stopping.is_set() or self.stop_reason:
+                return
+            yield search
+
+    async def _guarded(self, search: Search) -> None:
+        try:
+            await search(self.attempt)
+        except Stopped:
+            pass
+
+    async def _some_end(self, tasks: set[asyncio.Task[None]], stopping: asyncio.Future[Any]) -> set[asyncio.Task[None]]:
+        done, waiting = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        for task in done - {stopping}:
+            task.result()  # a fault of a search is a fault of ours
+        return {t for t in waiting if t is not stopping}

@@ -1,0 +1,92 @@
+"""Stages without kernels, for tests of faults and measurements of scale: a candidate is a pause, or a fault on demand.
+
+What a job does is written in its spec's name, as words: `build=0.05` and `prove=1` pause for seconds, `die-build` and `die-prove` kill the
+worker, `reason=wrong_value` ends so, `once` lets a fault happen on the first try only, `child` leaves a process that sleeps. Not a
+benchmark of kernels: its rows hold no real times.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+from catalog.schema import make_row
+from farm.jobs import Built, Job, Row, Shop
+from generator.canonical import digest_text
+from generator.translate.records import Launch
+from verifier.records import Binary
+
+VERSION = "standin-1"
+
+
+def build(job: Job, shop: Shop) -> Built | Row:
+    _note(shop, "build", job)
+    if job.trouble:
+        return row_without_verdict(job, *job.trouble)
+    _act("build", job)
+    name = digest_text(job.program)
+    binary = Binary("", name, name, job.target, "none", (), 0.0)
+    return Built(job, Launch("standin", (), ()), binary, {})
+
+
+def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
+    _note(shop, "prove", built.job)
+    _act("prove", built.job)
+    words = _words(built.job)
+    row = row_without_verdict(built.job, words.get("reason", "ok"), "")
+    _note(shop, "done", built.job)
+    return row
+
+
+def row_unproven(built: Built, reason: str, message: str) -> Row:
+    return row_without_verdict(built.job, reason, message)
+
+
+def row_without_verdict(job: Job, reason: str, message: str) -> Row:
+    name = digest_text(job.program)
+    served = {
+        "device_key": digest_text("standin"), "source_hash": name, "binary_hash": name, "rule_id": VERSION,
+        "launch": Launch("standin", (), ()), "verified_shapes": [(1, 1, 1)], "p50_s": 1e-3, "baseline_name": "none", "ratio_p50": 1.0,
+    }  # fmt: skip
+    return make_row(
+        attempt_key=job.key, attempt_no=job.attempt_no, reason_code=reason, message=message, spec=job.spec, target=job.target,
+        translator_version=VERSION, harness_version=VERSION, **job.columns, **(served if reason == "ok" else {}),
+    )  # fmt: skip
+
+
+def inspect_device(device: str, shop: Shop) -> tuple[str, str, tuple[str, ...]]:
+    return f"stand-in for {device}", digest_text(device), ()
+
+
+def _words(job: Job) -> dict[str, str]:
+    return {k: v for k, _, v in (word.partition("=") for word in job.spec.name.split())}
+
+
+def _act(stage: str, job: Job) -> None:
+    words = _words(job)
+    if "child" in words:
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    time.sleep(float(words.get(stage, 0)))
+    if f"die-{stage}" in words and not ("once" in words and job.attempt_no > 1):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _note(shop: Shop, what: str, job: Job) -> None:
+    """Appends to the log that tests count: a line is written whole or not at all."""
+    path = Path(shop.cache) / "standin.log"
+    with open(path, "ab", buffering=0) as log:
+        log.write(f"{what} {job.key} {job.attempt_no}\n".encode())
+
+
+def counts(cache: str | Path) -> dict[str, Any]:
+    """Stage -> key -> how often it ran."""
+    found: dict[str, dict[str, int]] = {"build": {}, "prove": {}, "done": {}}
+    path = Path(cache) / "standin.log"
+    for line in path.read_text().splitlines() if path.exists() else ():
+        what, key, _ = line.split()
+        found[what][key] = found[what].get(key, 0) + 1
+    return found

@@ -1,0 +1,97 @@
+"""Jobs on a real local Ray, with stand-in stages: losses become rows, devices recover or leave service, nothing waits for ever."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from farm import standin
+from farm.jobs import Job, Row, Shop
+from generator.canonical import digest_text
+from generator.spec import AttentionSpec
+
+actors = pytest.importorskip("farm.actors")
+from farm.ray_executor import DeviceWish, RayExecutor  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def session() -> Iterator[None]:
+    actors.start_session("local", 2)
+    yield
+    actors.stop_session()
+
+
+@pytest.fixture
+def executor(tmp_path: Path) -> Iterator[RayExecutor]:
+    made = RayExecutor(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"), (DeviceWish("cpu", ("cpu",)),), 2)
+    yield made
+    made.close()
+
+
+def job(number: int, words: str = "", target: str = "cpu", attempt_no: int = 1) -> Job:
+    spec = AttentionSpec(1, 1, 8, 8, 1, 4, 4, name=words)
+    return Job(digest_text(f"{number}"), spec, target, f"program {number}", attempt_no=attempt_no)
+
+
+def rows(futures: list[Future[Row]]) -> list[Row]:
+    return [f.result(60) for f in futures]
+
+
+def test_jobs_become_rows_built_and_proven_once(executor: RayExecutor, tmp_path: Path) -> None:
+    ended = rows([executor.submit(job(i)) for i in range(12)])
+    assert [row["reason_code"] for row in ended] == ["ok"] * 12
+    assert all(row["ray_node_id"] for row in ended)
+    assert {what: set(runs.values()) for what, runs in standin.counts(tmp_path).items()} == {
+        "build": {1},
+        "prove": {1},
+        "done": {1},
+    }
+
+
+def test_a_dead_builder_costs_its_job_only(executor: RayExecutor) -> None:
+    ended = rows([executor.submit(job(i, "die-build" if i == 2 else "")) for i in range(5)])
+    assert [row["reason_code"] for row in ended] == ["ok", "ok", "lost_node", "ok", "ok"]
+    assert "builder was lost" in ended[2]["message"]
+
+
+def test_a_dead_device_actor_costs_the_running_job_only(executor: RayExecutor) -> None:
+    ended = rows([executor.submit(job(i, "die-prove" if i == 1 else "prove=0.2")) for i in range(5)])
+    assert sorted(row["reason_code"] for row in ended) == ["lost_node", "ok", "ok", "ok", "ok"]
+    assert ended[1]["reason_code"] == "lost_node"
+
+
+def test_a_device_that_keeps_dying_leaves_service(executor: RayExecutor) -> None:
+    ended = rows([executor.submit(job(i, "die-prove")) for i in range(5)])
+    assert [row["reason_code"] for row in ended].count("lost_node") == 3
+    assert [row["reason_code"] for row in ended].count("missing_device") == 2
+    assert "3 deaths in a row" in executor.state()["devices"][0]["out_of_service"]
+
+
+def test_a_target_without_a_device_is_built_only(executor: RayExecutor, tmp_path: Path) -> None:
+    (row,) = rows([executor.submit(job(1, target="sm_80"))])
+    assert row["reason_code"] == "compiled_unverified" and not standin.counts(tmp_path)["prove"]
+
+
+def test_the_second_wall_ends_a_stuck_device(executor: RayExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    from farm import ray_executor
+
+    rows([executor.submit(job(1))])  # the actor is up
+    monkeypatch.setattr(ray_executor, "GRACE_S", -298.0)  # prove_wall_s is 300
+    stuck, waiting = executor.submit(job(2, "prove=100")), executor.submit(job(3))
+    assert stuck.result(30)["reason_code"] == "lost_node"
+    monkeypatch.setattr(ray_executor, "GRACE_S", 60.0)
+    assert waiting.result(60)["reason_code"] in ("ok", "lost_node")
+
+
+def test_workers_are_not_niced(executor: RayExecutor) -> None:
+    """A niced worker would be timed beside whatever else runs."""
+
+    @actors.ray.remote
+    def niceness() -> int:
+        return os.nice(0)
+
+    assert actors.ray.get(niceness.remote(), timeout=60) == os.nice(0)

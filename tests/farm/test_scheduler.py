@@ -1,0 +1,155 @@
+"""The scheduler without Ray and without kernels: counts, resuming, retries, budgets and stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from farm import standin
+from farm.executors import LocalExecutor
+from farm.jobs import Job, Row, Shop
+from farm.plan import Budget
+from farm.progress import PlainDisplay, Tally
+from farm.scheduler import Search, Sweep
+from generator.canonical import digest_text
+from generator.spec import AttentionSpec
+
+SPEC = AttentionSpec(1, 1, 8, 8, 1, 4, 4)
+
+
+def job(number: int, words: str = "") -> Job:
+    spec = AttentionSpec(1, 1, 8, 8, 1, 4, 4, name=words)
+    return Job(digest_text(f"{number}"), spec, "cpu", f"program {number}")
+
+
+class Rows(list[Row]):
+    """A sink that keeps rows, and knows the ended ones as a catalog would."""
+
+    def append(self, row: Row) -> str:  # type: ignore[override]
+        super().append(row)
+        return str(len(self))
+
+    def get(self, key: str) -> Row | None:
+        return next((row for row in reversed(self) if row["attempt_key"] == key), None)
+
+
+def search_of(*jobs: Job) -> Search:
+    async def search(attempt: Any) -> None:
+        await asyncio.gather(*(attempt(j) for j in jobs))
+
+    return search
+
+
+def sweep(tmp_path: Path, rows: Rows, **options: Any) -> Sweep:
+    shop = Shop(str(tmp_path), str(tmp_path), stages="farm.standin")
+    executor = options.pop("executor", None) or LocalExecutor(shop)
+    display = PlainDisplay(Tally(), lambda line: None)
+    return Sweep(executor, rows, rows, display, interrupted_row=standin.row_without_verdict, **options)
+
+
+def run(made: Sweep, *searches: Search) -> Sweep:
+    asyncio.run(asyncio.wait_for(made.run(searches), 30))
+    assert made.counts.balanced
+    made.executor.close()
+    return made
+
+
+def test_every_planned_attempt_is_one_row(tmp_path: Path) -> None:
+    rows = Rows()
+    done = run(sweep(tmp_path, rows), search_of(job(1), job(2, "reason=wrong_value")), search_of(job(3)))
+    assert (done.counts.planned, dict(done.counts.by_reason)) == (3, {"ok": 2, "wrong_value": 1})
+    assert len(rows) == 3 and len({row["attempt_key"] for row in rows}) == 3
+
+
+def test_a_rerun_does_nothing_twice_and_failures_are_final_too(tmp_path: Path) -> None:
+    rows = Rows()
+    jobs = search_of(job(1), job(2, "reason=wrong_value"), job(3, "reason=missing_device"))
+    run(sweep(tmp_path, rows), jobs)
+    again = run(sweep(tmp_path, rows), jobs)
+    assert (again.counts.known, again.counts.planned) == (2, 1), "only the transient one is tried again"
+    assert [row["attempt_no"] for row in rows if row["attempt_key"] == job(3).key] == [1, 2]
+
+
+def test_two_searches_for_one_attempt_make_it_once(tmp_path: Path) -> None:
+    rows = Rows()
+    run(sweep(tmp_path, rows), search_of(job(1, "prove=0.1")), search_of(job(1, "prove=0.1")))
+    assert len(rows) == 1
+
+
+def test_transient_failures_are_tried_again_up_to_a_cap(tmp_path: Path) -> None:
+    rows = Rows()
+    run(sweep(tmp_path, rows), search_of(job(1, "reason=lost_node")))
+    assert [row["attempt_no"] for row in rows] == [1, 2, 3]
+
+
+def test_a_fault_of_our_own_costs_one_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(job: Job, shop: Shop) -> Row:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(standin, "build", broken)
+    rows = Rows()
+    run(sweep(tmp_path, rows), search_of(job(1)))
+    assert (
+        rows[0]["reason_code"] == "not_run"
+        and "ZeroDivisionError" in rows[0]["message"]
+        and "test_scheduler" in rows[0]["message"]
+    )
+
+
+def test_budgets_stop_admission(tmp_path: Path) -> None:
+    rows = Rows()
+    done = run(sweep(tmp_path, rows, budget=Budget(attempts=3)), *(search_of(job(i)) for i in range(50)))
+    assert len(rows) == 3 and done.stop_reason == "budget: 3 attempts are made"
+    done = run(sweep(tmp_path, Rows(), budget=Budget(minutes=0)), search_of(job(1)))
+    assert done.counts.planned == 0 and "minutes" in done.stop_reason
+
+
+def test_stopping_leaves_a_row_for_what_was_in_hand(tmp_path: Path) -> None:
+    rows = Rows()
+    made = sweep(tmp_path, rows)
+
+    async def stop_soon() -> None:
+        running = asyncio.ensure_future(made.run([search_of(job(1), job(2, "prove=20"), job(3))]))
+        while not rows:
+            await asyncio.sleep(0.01)
+        made.stop("interrupted")
+        await running
+
+    started = time.monotonic()
+    asyncio.run(stop_soon())
+    assert time.monotonic() - started < 5 and made.counts.balanced
+    assert [row["reason_code"] for row in rows] == ["ok", "not_run", "not_run"]
+    assert "interrupted" in rows[1]["message"]
+
+
+def test_a_long_plan_is_never_a_list(tmp_path: Path) -> None:
+    """Searches are drawn from the generator only as fast as the executor ends them."""
+
+    class Instant:
+        capacity = 4
+
+        def submit(self, job: Job) -> Future[Row]:
+            future: Future[Row] = Future()
+            future.set_result(standin.row_without_verdict(job, "ok", ""))
+            return future
+
+        def close(self) -> None: ...
+
+    drawn = 0
+
+    def searches() -> Any:
+        nonlocal drawn
+        for i in range(200):
+            drawn += 1
+            assert drawn - len(rows) <= 6
+            yield search_of(job(i))
+
+    rows = Rows()
+    made = sweep(tmp_path, rows, executor=Instant())
+    asyncio.run(made.run(searches()))
+    assert len(rows) == 200 and made.counts.balanced
