@@ -21,6 +21,7 @@ from generator.tl.ir import (
     Index,
     Num,
     Op,
+    Option,
     Program,
     Reshape,
     Stmt,
@@ -127,6 +128,10 @@ def attention(
 
 def with_hint(program: Program, name: str, value: str) -> Program:
     return Program(program.name, program.stage, (*program.body, Hint(name, value)))
+
+
+def with_option(program: Program, name: str, value: str) -> Program:
+    return Program(program.name, program.stage, (*program.body, Option(name, value)))
 
 
 def evaluate(e: Expr, env: Mapping[str, int], tables: Mapping[str, list[int]] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from passes_samples import BM, BN, CAUSAL, IN_KEYS, KV, SCALE, ZERO, Q, attention, op, softmax_body, var, with_hint
+from passes_samples import BM, BN, CAUSAL, IN_KEYS, KV, SCALE, ZERO, Q, attention, op, softmax_body, var, with_hint, with_option
 
 from generator.tl.ir import NEG_INF, ROWS, Compute, Expr, For, Num, Op, Program, Stmt
 from generator.translate.passes import analyze
@@ -117,7 +117,9 @@ def test_attention_is_rotated() -> None:
     assert order.kind == "rotated" and not order.why
     assert [body[i].into for i in order.first] == ["S"] and [body[i].into for i in order.second] == ["acc"]  # type: ignore[union-attr]
     assert [body[i].into for i in order.late] == ["acc", "PA"]  # type: ignore[union-attr]
-    assert order.deferred == ("row_sum",)
+    assert order.deferred == ()  # not without the program's leave
+    (free,) = analyze(with_option(attention(), "row_sums", "deferred")).loops
+    assert free.schedule.deferred == ("row_sum",)
     assert [body[i].into for i in plan.dead_first] == ["acc"]  # type: ignore[union-attr]
     assert set(plan.carried) == {"row_max", "row_sum", "acc"}
     assert analyze(attention()).storage == {"P": "S"}
@@ -149,8 +151,6 @@ def test_hints_turn_single_rules_off() -> None:
     for hint, attribute in (("skip", "covered"), ("split", "split")):
         (plan,) = analyze(with_hint(attention(), hint, "off")).loops
         assert not getattr(plan, attribute) and any("hint" in n for n in plan.notes)
-    (plan,) = analyze(with_hint(attention(), "defer", "off")).loops
-    assert plan.schedule.deferred == ()
 
 
 def test_score_rules_by_position_do_not_stop_skipping() -> None:

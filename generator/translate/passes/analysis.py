@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from generator.tl.ir import Compute, Copy, Expr, For, Num, Op, Program, Stmt, Var, walk, walk_statements
+from generator.tl.printer import print_expression as show
 from generator.translate.passes.affine import extremum, sum_of
 from generator.translate.passes.conditions import Condition, condition, conjuncts, limits, mentions
 from generator.translate.passes.normalize import normalize
@@ -13,7 +14,6 @@ from generator.translate.passes.proofs import LoopProof, prove
 from generator.translate.passes.ranges import EVERYTHING, Box, Interval, certain, edge_tiles, intersect, possible
 from generator.translate.passes.schedule import Schedule, schedule
 from generator.translate.passes.scope import Scope, carried
-from generator.translate.passes.show import show
 from generator.translate.passes.storage import shared_storage
 
 

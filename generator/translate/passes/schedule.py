@@ -29,12 +29,12 @@ class Schedule:
 
 
 def schedule(loop: For, program: Program) -> Schedule:
-    """The schedule of one loop. Hint `rotate = off` gives program order, `defer = off` keeps sums whole."""
+    """The schedule of one loop. Hint `rotate = off` gives program order; only `Option row_sums = deferred` lets sums wait."""
     positions = [i for i, s in enumerate(loop.body) if not isinstance(s, Copy)]
     if any(isinstance(loop.body[i], For | If) for i in positions):
         return Schedule("plain", (), tuple(positions), (), (), (), "the body holds a loop or a branch")
     state = carried(loop.body)
-    deferred = deferred_sums(loop.body, state, program) if program.hints.get("defer") != "off" else ()
+    deferred = deferred_sums(loop.body, state, program) if program.options["row_sums"] == "deferred" else ()
     gemms = [i for i in positions if isinstance(loop.body[i], Gemm)]
     if gemms and gemms == positions:
         return Schedule("stream", (), (), (), tuple(gemms), deferred, "the body holds matrix products only")

@@ -4,110 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import IntEnum
 
-from generator.tl.ir import (
-    COLS,
-    ROWS,
-    Compute,
-    Copy,
-    Expr,
-    For,
-    Gemm,
-    If,
-    Index,
-    Num,
-    Op,
-    Program,
-    Reshape,
-    Stmt,
-    Var,
-    names,
-    walk_statements,
-)
+from generator.tl.ir import Compute, Copy, Expr, For, Gemm, If, Index, Num, Op, Program, Reshape, Stmt, Var, names
+from generator.tl.types import ARITHMETIC, COMPARISONS, LOGIC, Environment, Kind, Rank, Typing, environment, join, operation
 
-
-class Rank(IntEnum):
-    """How often a value has to be computed: once, once a row, once a column, for every element."""
-
-    SCALAR = 0
-    ROW = 1
-    COL = 2
-    ELEMENT = 3
-
-    def join(self, other: Rank) -> Rank:
-        return Rank(self | other)
-
-
-INTEGER_FUNCTIONS = frozenset({"+", "-", "*", "//", "%", "neg", "ceildiv", "max", "min", "abs", "where"})
-TEST_FUNCTIONS = frozenset({"<", "<=", ">", ">=", "==", "!=", "and", "or", "not"})
+#: Functions that give whole numbers when all their arguments are.
+INTEGER_FUNCTIONS = ARITHMETIC | {"//", "%", "ceildiv", "where", "floor"}
+TEST_FUNCTIONS = COMPARISONS | LOGIC
+#: Extremes of a row value, which only ranges hold (`passes.ranges`).
+ROW_EXTREMES = frozenset({"rows_min", "rows_max"})
+_INDEX = Typing(Rank.SCALAR, Kind.INT)
 
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What names mean: shapes of tiles, dtypes of arguments and captured tensors."""
+    """What names mean in one core program."""
 
+    names: Environment
     tiles: dict[str, tuple[int, ...]]  # register and shared tiles: their block-wide shape
-    floats: frozenset[str]  # float scalars, tiles and captured tensors
     promised: frozenset[str]  # arguments promised to be positive
 
     @staticmethod
     def of(program: Program) -> Scope:
-        tiles: dict[str, tuple[int, ...]] = {}
-        for a in program.allocations.values():
-            if a.level != "global":
-                tiles[a.name] = _constant_shape(a.shape)
-        for s in walk_statements(program.code):
-            match s:
-                case Copy(into_level="shared" | "register"):
-                    tiles.setdefault(s.into, _constant_shape(s.shape))
-                case Reshape():
-                    tiles.setdefault(s.into, tiles.get(s.source, ()))
-        floats = {n for n, a in program.arguments.items() if a.dtype != "i32"} | set(tiles)
-        floats |= {a.name for a in program.allocations.values() if a.dtype != "i32"}
-        return Scope(tiles, frozenset(floats), frozenset(n for n, a in program.arguments.items() if a.positive))
+        known = environment(program)
+        shapes = {name: tile.extents for name, tile in known.tiles.items()}
+        return Scope(known, shapes, frozenset(n for n, a in program.arguments.items() if a.positive))
 
-    def rank(self, e: Expr) -> Rank:
-        match e:
-            case Num():
-                return Rank.SCALAR
-            case Var(name):
-                if e == ROWS:
-                    return Rank.ROW
-                if e == COLS:
-                    return Rank.COL
-                return (Rank.SCALAR, Rank.ROW, Rank.ELEMENT)[len(self.tiles.get(name, ()))]
-            case Index(_, indices):
-                return self._join(indices)
-            case Op("rowmax" | "rowsum"):
-                return Rank.ROW
-            case Op(_, args):
-                return self._join(args)
-
-    def _join(self, parts: Iterable[Expr]) -> Rank:
-        out = Rank.SCALAR
-        for p in parts:
-            out = out.join(self.rank(p))
-        return out
-
-    def is_integer(self, e: Expr) -> bool:
+    def typing(self, e: Expr) -> Typing:
+        """Rank and kind; a name that the program does not have (a row of a block, say) is a whole number for the block."""
         match e:
             case Num(value):
-                return isinstance(value, int)
-            case Var(name) | Index(name, _):
-                return name not in self.floats
-            case Op("where", (_, a, b)):
-                return self.is_integer(a) and self.is_integer(b)
+                return Typing(Rank.SCALAR, Kind.INT if isinstance(value, int) else Kind.FLOAT)
+            case Var(name):
+                return self.names.of_name(name) or _INDEX
+            case Index(tensor, indices):
+                kind = Kind.INT if self.names.matrices[tensor].dtype == "i32" else Kind.FLOAT
+                return Typing(join(*(self.rank(i) for i in indices)), kind)
             case Op(fn, args):
-                return fn in INTEGER_FUNCTIONS and all(self.is_integer(a) for a in args)
+                return _INDEX if fn in ROW_EXTREMES else operation(fn, [self.typing(a) for a in args])
+
+    def rank(self, e: Expr) -> Rank:
+        return self.typing(e).rank
+
+    def is_integer(self, e: Expr) -> bool:
+        return self.typing(e).kind is Kind.INT
 
     def columns(self, e: Expr) -> int:
         """The width of the tiles that an expression reads; 0 where it reads none."""
         return max((self.tiles[n][1] for n in names(e) if len(self.tiles.get(n, ())) == 2), default=0)
-
-
-def _constant_shape(shape: tuple[Expr, ...]) -> tuple[int, ...]:
-    return tuple(e.value for e in shape if isinstance(e, Num) and isinstance(e.value, int))
 
 
 # --------------------------------------------------------------------------------------------------- reads and writes
