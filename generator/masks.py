@@ -1,7 +1,7 @@
 """Mask rules: which keys a query may see, as TL text with what it reads. The verifier defines each again, apart.
 
 A mask that tells visible keys by comparing `kv` with something fixed for the row lets translators find the tiles to skip: that is
-the form to write. A union of intervals is written as parts that exclude each other; an author gives each part its own loop.
+the form to write, joined by `and` and `or`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from generator.spec import Rule, SpecError
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """A key is visible where any of `parts` holds (tests in TL, mutually exclusive); several masks of a spec must all hold.
+    """A key is visible where `visible` holds (a test in TL); several masks of a spec must all hold.
 
     hides_future: no key after the query's own position is ever visible.
     """
 
     name: str
     description: str
-    parts: tuple[str, ...]
+    visible: str
     parameters: tuple[Parameter, ...] = ()
     scalars: tuple[Scalar, ...] = ()
     captured: tuple[Captured, ...] = ()
@@ -54,38 +54,35 @@ MASKS: dict[str, MaskRule] = {
     "causal": MaskRule(
         "causal",
         "a query sees no key after its own position",
-        ("kv <= q",),
+        "kv <= q",
         (ALIGN,),
         hides_future=True,
     ),
     "window": MaskRule(
         "window",
         "a query sees the keys from `left` before to `right` after its position, both included (FlashAttention's window)",
-        ("kv >= q - WindowLeft and kv <= q + WindowRight",),
+        "kv >= q - WindowLeft and kv <= q + WindowRight",
         (_LEFT, _RIGHT, ALIGN),
         (_side("left"), _side("right")),
     ),
     "sink_window": MaskRule(
         "sink_window",
         "as window, and besides the first `sink` keys that do not lie after the window's right end",
-        (
-            "kv >= Sink and kv >= q - WindowLeft and kv <= q + WindowRight",
-            "kv < Sink and kv <= q + WindowRight",
-        ),
+        "(kv < Sink or kv >= q - WindowLeft) and kv <= q + WindowRight",
         (Parameter("sink", "int", "keys at the start that stay visible", minimum=0), _LEFT, _RIGHT, ALIGN),
         (_same("sink", "Sink", "keys at the start that stay visible"), _side("left"), _side("right")),
     ),
     "prefix": MaskRule(
         "prefix",
         "prefix-LM: a query sees the first `length` keys, and the keys up to its own position",
-        ("kv < max(Prefix, q + 1)",),
+        "kv < max(Prefix, q + 1)",
         (Parameter("length", "int", "keys that every query sees", minimum=0), ALIGN),
         (_same("length", "Prefix", "keys that every query sees"),),
     ),
     "document": MaskRule(
         "document",
         "packed sequences: a query sees the keys of its own document, given for each query as first and one past the last key",
-        ("kv >= DocStart[row] and kv < DocEnd[row]",),
+        "kv >= DocStart[row] and kv < DocEnd[row]",
         captured=(
             Captured("DocStart", "i32", "first key of the query's document", ("SeqQ",), ("b",)),
             Captured("DocEnd", "i32", "one past the last key of the query's document", ("SeqQ",), ("b",)),
@@ -94,7 +91,7 @@ MASKS: dict[str, MaskRule] = {
     "padding": MaskRule(
         "padding",
         "a batch of sequences of unequal length: keys from the sequence's own length on are padding",
-        ("kv < KvLen[b]",),
+        "kv < KvLen[b]",
         captured=(Captured("KvLen", "i32", "number of keys of each sequence", ("Batch",)),),
     ),
 }

@@ -48,8 +48,7 @@ def rule_in_words(rule: MaskRule | ScoreRule, parameters: dict[str, Number | str
     choices = "".join(f"; {name} = {value}" for name, value in parameters.items() if isinstance(value, str))
     match rule:
         case MaskRule():
-            text = " or ".join(f"({part})" if len(rule.parts) > 1 else part for part in rule.parts)
-            expression = f"visible where {text}" + (", q = row" if parameters.get("align") == "top_left" else "")
+            expression = f"visible where {rule.visible}" + (", q = row" if parameters.get("align") == "top_left" else "")
         case ScoreRule():
             expression = (
                 f"extra logit {rule.extra_logit} a row" if rule.extra_logit else f"score = {rule.value}, x being the score so far"

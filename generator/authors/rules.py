@@ -6,7 +6,6 @@ algorithm (online softmax, keys backwards, a reference moved only when it must b
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import cast
 
@@ -67,14 +66,11 @@ class _Variant:
         return substitute(e, {"q": Var("row")}) if parameters.get("align") == "top_left" else e
 
     @property
-    def visible(self) -> list[Expr]:
-        """Mutually exclusive tests; a key is visible where one of them holds."""
-        choices = [
-            [self._read(part, parameters) for part in rule.parts]
-            for _, rule, parameters in rule_uses(self.spec)
-            if isinstance(rule, MaskRule)
-        ]
-        return [conjunction([expression("kv < SeqK"), *parts]) for parts in itertools.product(*choices)]
+    def visible(self) -> Expr:
+        """Which keys are there and may be seen."""
+        uses = rule_uses(self.spec)
+        masks = [self._read(rule.visible, parameters) for _, rule, parameters in uses if isinstance(rule, MaskRule)]
+        return conjunction([expression("kv < SeqK"), *masks])
 
     @property
     def _past_only(self) -> set[str]:
@@ -106,18 +102,17 @@ class _Variant:
 
 
 def _sketch_lines(v: _Variant) -> list[str]:
-    loops = [line for test in v.visible for line in _loop_lines(v, test)]
     return [
         f"Kernel {v.name}",
         "Copy Q from global to shared",
-        *loops,
+        *_loop_lines(v),
         *_ending_lines(v),
         "Copy acc into O from register to global",
         "Copy lse into LSE from register to global",
     ]
 
 
-def _loop_lines(v: _Variant, visible: Expr) -> list[str]:
+def _loop_lines(v: _Variant) -> list[str]:
     """One pass over the keys. `(S - base) * c` rather than `S * c - base * c`: the latter is off by 2^-24 of the logit's size."""
     scored = [] if v.keeps_raw_scores else [f"Compute S = {_text(_in_log2(v.score))}"]
     log2 = "({}) * c" if v.keeps_raw_scores else "{}"
@@ -127,7 +122,7 @@ def _loop_lines(v: _Variant, visible: Expr) -> list[str]:
         "Copy V from global to shared",
         "Compute GEMM Q, K^T and get S",
         *scored,
-        f"Compute S = where({_text(visible)}, S, -inf)",
+        f"Compute S = where({_text(v.visible)}, S, -inf)",
         "Compute new_max = max(row_max, rowmax(S))",
         f"Compute new_max = where({log2.format('new_max - row_max')} <= {LAZY}, row_max, new_max)",
         "Compute base = where(new_max == -inf, 0.0, new_max)",
