@@ -8,6 +8,9 @@ from typing import Any
 #: Public name -> the module that defines it.
 _PUBLIC = {
     "open": "catalog.store",
+    "Catalog": "catalog.store",
+    "CatalogError": "catalog.errors",
+    "make_row": "catalog.schema",
     "scaled_dot_product_attention": "catalog.attention",
     "flash_attn_func": "catalog.attention",
     "flash_attn_varlen_func": "catalog.attention",

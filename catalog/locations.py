@@ -1,0 +1,219 @@
+"""Where a catalog lies: any pyarrow file system behind seven operations with durable, atomic writes. Knows no row.
+
+To add a kind of storage, give its pyarrow file system to `Location`; object stores go in `_ATOMIC_PUT` when their upload of a
+whole object is atomic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import os
+import secrets
+import urllib.parse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from catalog.errors import LocationError, storage_errors
+
+#: pyarrow type names of stores where a reader sees a whole object or none.
+_ATOMIC_PUT = ("s3", "gcs", "abfs")
+TEMPORARY = ".tmp-"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file: size in bytes, time of its last change (None where the store does not say)."""
+
+    name: str
+    size: int
+    modified: dt.datetime | None
+
+
+class Location:
+    """A folder on a file system. Names are relative, with `/` between parts.
+
+    local: the folder as a Path where it is on this machine's file system, else None.
+    """
+
+    def __init__(self, filesystem: pafs.FileSystem, path: str, uri: str) -> None:
+        self.filesystem = filesystem
+        self.path = path.rstrip("/") or path
+        self.uri = uri
+        self.local = Path(self.path) if isinstance(filesystem, pafs.LocalFileSystem) else None
+
+    @staticmethod
+    def of(uri: str | os.PathLike[str]) -> Location:
+        """A local path, file:// or another URI of pyarrow.fs (s3://, gs://, abfs://). Touches nothing. Raises LocationError."""
+        text = os.fspath(uri)
+        if not text.strip():
+            raise LocationError("catalog: expected a path or a URI, found an empty text")
+        if "://" not in text:
+            path = Path(text).expanduser().absolute()
+            return Location(pafs.LocalFileSystem(), str(path), str(path))
+        if not urllib.parse.urlsplit(text).netloc and not urllib.parse.urlsplit(text).path.strip("/"):
+            raise LocationError(f"catalog: {text!r} names no bucket and no folder")
+        try:
+            filesystem, path = pafs.FileSystem.from_uri(text)
+        except (pa.ArrowException, OSError, ValueError) as error:
+            reason = str(error).splitlines()[0][:200]
+            raise LocationError(
+                f"catalog: cannot use {text!r} ({reason}); expected a path, file://, s3://, gs:// or abfs://"
+            ) from None
+        return Location(filesystem, path, text)
+
+    def at(self, name: str) -> str:
+        """The full path of a name, for messages and for the file system."""
+        return f"{self.path}/{name}" if name else self.path
+
+    def list(self, folder: str) -> list[Entry]:
+        """Files directly in a folder, temporary ones left out; none when the folder does not exist."""
+        with storage_errors("listing", self.at(folder)):
+            if self.local is not None:
+                return _list_local(self.local / folder)
+            infos = self.filesystem.get_file_info(pafs.FileSelector(self.at(folder), allow_not_found=True))
+        files = (i for i in infos if i.type == pafs.FileType.File and not i.base_name.startswith(TEMPORARY))
+        return [Entry(i.base_name, i.size, i.mtime) for i in files]
+
+    def walk(self, folder: str) -> list[Entry]:
+        """Files at any depth, names relative to the folder, temporary ones included."""
+        with storage_errors("listing", self.at(folder)):
+            infos = self.filesystem.get_file_info(pafs.FileSelector(self.at(folder), allow_not_found=True, recursive=True))
+        prefix = len(self.at(folder)) + 1
+        return [Entry(i.path[prefix:], i.size, i.mtime) for i in infos if i.type == pafs.FileType.File]
+
+    def exists(self, name: str) -> bool:
+        if self.local is not None:
+            return (self.local / name).exists()
+        with storage_errors("looking", self.at(name)):
+            return self.filesystem.get_file_info(self.at(name)).type != pafs.FileType.NotFound
+
+    def read(self, name: str) -> bytes:
+        """All bytes. Raises FileNotFoundError."""
+        with storage_errors("reading", self.at(name)):
+            if self.local is not None:
+                return (self.local / name).read_bytes()
+            with self.filesystem.open_input_file(self.at(name)) as file:
+                return file.read()
+
+    def read_range(self, name: str, offset: int, size: int) -> bytes:
+        """Bytes [offset, offset + size), fewer at the file's end."""
+        with storage_errors("reading", self.at(name)):
+            if self.local is not None:
+                with open(self.local / name, "rb", buffering=0) as file:
+                    return os.pread(file.fileno(), size, offset)
+            with self.filesystem.open_input_file(self.at(name)) as file:
+                return file.read_at(size, offset)
+
+    def put_new(self, name: str, data: bytes, check: Callable[[bytes], None] | None = None) -> bool:
+        """Stores a whole file under a name that is not taken, durably. False, and nothing changed, where the name is taken.
+
+        check gets the bytes as read back and raises where they are bad: then the name stays free.
+        """
+        with storage_errors("writing", self.at(name)):
+            return (
+                self._put_local(name, data, check, new=True)
+                if self.local is not None
+                else self._put_remote(name, data, check, new=True)
+            )
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Stores a whole file whether or not the name is taken; readers see the old bytes or the new ones."""
+        with storage_errors("writing", self.at(name)):
+            if self.local is not None:
+                self._put_local(name, data, None, new=False)
+            else:
+                self._put_remote(name, data, None, new=False)
+
+    def delete(self, name: str) -> None:
+        """Removes a file; no error when it is gone already."""
+        with storage_errors("deleting", self.at(name)), contextlib.suppress(FileNotFoundError):
+            if self.local is not None:
+                os.unlink(self.local / name)
+            else:
+                self.filesystem.delete_file(self.at(name))
+
+    def _put_local(self, name: str, data: bytes, check: Callable[[bytes], None] | None, *, new: bool) -> bool:
+        assert self.local is not None
+        final = self.local / name
+        make_folder(final.parent)
+        temporary = final.parent / f"{TEMPORARY}{secrets.token_hex(8)}"
+        try:
+            with open(temporary, "xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            if check is not None:
+                check(temporary.read_bytes())
+            if new:
+                os.link(temporary, final)  # unlike a rename, fails when the name is taken
+            else:
+                os.replace(temporary, final)
+            sync_folder(final.parent)
+            return True
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def _put_remote(self, name: str, data: bytes, check: Callable[[bytes], None] | None, *, new: bool) -> bool:
+        """Two writers of one name at once: the later wins. Names hold the hash of the bytes, so that both wrote the same."""
+        if new and self.exists(name):
+            return False
+        atomic = self.filesystem.type_name in _ATOMIC_PUT
+        folder = name.rpartition("/")[0]
+        if not atomic:
+            self.filesystem.create_dir(self.at(folder), recursive=True)
+        written = name if atomic else f"{folder}/{TEMPORARY}{secrets.token_hex(8)}".lstrip("/")
+        try:
+            with self.filesystem.open_output_stream(self.at(written)) as file:
+                file.write(data)
+            if check is not None:
+                check(self.read(written))
+            if not atomic:
+                self.filesystem.move(self.at(written), self.at(name))
+        except BaseException:
+            with contextlib.suppress(OSError, pa.ArrowException):
+                self.filesystem.delete_file(self.at(written))
+            raise
+        return True
+
+
+def _list_local(folder: Path) -> list[Entry]:
+    try:
+        with os.scandir(folder) as entries:
+            return [_local_entry(e) for e in entries if not e.name.startswith(TEMPORARY) and e.is_file()]
+    except FileNotFoundError:
+        return []
+
+
+def _local_entry(entry: os.DirEntry[str]) -> Entry:
+    try:
+        stat = entry.stat()
+    except FileNotFoundError:  # deleted since it was listed; whoever reads it finds out
+        return Entry(entry.name, 0, None)
+    return Entry(entry.name, stat.st_size, dt.datetime.fromtimestamp(stat.st_mtime, dt.UTC))
+
+
+def make_folder(folder: Path) -> None:
+    """A folder and its parents, durable."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+        sync_folder(folder.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes names in a folder durable; some file systems have no such call."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

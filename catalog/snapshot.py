@@ -1,0 +1,80 @@
+"""What a catalog consists of at one moment: names of parts and journals, compaction, fences, revocations. Reads no row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from catalog import journal, marks
+from catalog.errors import StorageError
+from catalog.locations import Location
+from catalog.parts import PartName
+
+ROWS = "rows"
+JOURNALS = "journal"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """loose, compacted, history: part and its size in bytes. journals: path and size, those that no part was made of yet."""
+
+    loose: tuple[tuple[PartName, int], ...]
+    compacted: tuple[tuple[PartName, int], ...]
+    history: tuple[tuple[PartName, int], ...]
+    journals: tuple[tuple[Path, int], ...]
+    compaction: marks.Compaction
+    fences: tuple[marks.Fence, ...]
+    revocations: tuple[marks.Revocation, ...]
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """Equal for snapshots in which every query gives the same answer."""
+        marked = (self.compaction.number, tuple(f.run_id for f in self.fences), self.revocations)
+        return (self.loose, self.journals, *marked)
+
+
+def take(location: Location, journals: Path) -> Snapshot:
+    """A consistent look at a catalog that others write to. Raises DamagedFile, NewerSchema, StorageError.
+
+    The order decides: a row moves from journal to part to compacted part, and here each kind is listed before the one that its
+    rows move to, so that a row on its way is seen twice (and then counted once) rather than not at all.
+    """
+    for _ in range(20):
+        open_journals = _journals(journals)
+        sizes = {entry.name: entry.size for entry in location.list(ROWS)}
+        parts = {text: name for text in sizes if (name := PartName.parse(text)) is not None}
+        compaction = marks.latest_compaction(location)
+        fences = tuple(marks.read_all(location, marks.FENCES, marks.Fence))
+        revocations = tuple(marks.read_all(location, marks.REVOCATIONS, marks.Revocation))
+        if set(compaction.parts) | set(compaction.history) <= set(parts):
+            break
+    else:
+        raise StorageError(_missing(location, compaction, set(parts)))
+    hidden = set(compaction.replaced) | set(compaction.parts) | set(compaction.history)
+    loose = [(name, sizes[text]) for text, name in parts.items() if text not in hidden and name.run_id != COMPACTED]
+    sealed = {name.stem for name, _ in loose}
+    return Snapshot(
+        loose=tuple(sorted(loose)),
+        compacted=tuple((parts[text], sizes[text]) for text in compaction.parts),
+        history=tuple((parts[text], sizes[text]) for text in compaction.history),
+        journals=tuple((path, size) for path, size in open_journals if path.name.removesuffix(journal.SUFFIX) not in sealed),
+        compaction=compaction,
+        fences=fences,
+        revocations=revocations,
+    )
+
+
+#: The run id in the names of compacted parts: those that no compaction record lists are left over from a killed one.
+COMPACTED = "compacted"
+
+
+def _journals(folder: Path) -> list[tuple[Path, int]]:
+    local = Location.of(folder)
+    return sorted((folder / e.name, e.size) for e in local.list("") if e.name.endswith(journal.SUFFIX))
+
+
+def _missing(location: Location, compaction: marks.Compaction, there: set[str]) -> str:
+    gone = sorted((set(compaction.parts) | set(compaction.history)) - there)
+    return (
+        f"{location.at(ROWS)}/{gone[0]}: missing, and {len(gone) - 1} more of compaction {compaction.number}; restore from a copy"
+    )
