@@ -38,9 +38,9 @@ from generator.tl.ir import (
     Var,
     children,
 )
-from generator.tl.softmax import expand_macros, fresh, names_of
+from generator.tl.softmax import expand_macros, fresh, macros_written_out, names_of
 
-__all__ = ["expand", "expand_macros", "sizes", "too_large"]
+__all__ = ["expand", "expand_macros", "lower", "sizes", "too_large"]
 
 #: A substituted expression with more nodes or deeper than this is refused: chained Lets grow without bound.
 MAX_NODES = 4_000
@@ -57,8 +57,16 @@ def expand(program: Program) -> Program:
         message = f"{', '.join(program.holes)} left to choose"
         raise TLError([Diagnostic("hole", "error", message, h.span, "fill the holes first") for h in program.holes.values()])
     program = expand_macros(program)
-    body = tuple(_Substitution().body(program.body, {}))
-    return replace(program, body=_Operands(set(names_of(program))).body(body))
+    core = lower(program)
+    return replace(core, body=_Operands(set(names_of(core))).body(core.body))
+
+
+def lower(program: Program) -> Program:
+    """Core code but for Reshapes in place, which the checker wants to see; macros that are wrong stay as they are.
+
+    Raises TLError for expressions that grow too large.
+    """
+    return replace(program, body=tuple(_Substitution().body(macros_written_out(program).body, {})))
 
 
 def sizes(e: Expr, known: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -125,8 +133,8 @@ class _Substitution:
                 raise AssertionError(f"{type(s).__name__} is handled where bodies are")
 
 
-def too_large(name: str, span: Span) -> Diagnostic:
-    message = f"{name} grows beyond {MAX_NODES:,} terms once its names are substituted"
+def too_large(name: str, span: Span, most: int = MAX_NODES) -> Diagnostic:
+    message = f"{name} grows beyond {most:,} terms once its names are substituted"
     return Diagnostic("too-large", "error", message, span, "keep intermediate values in tiles (Compute) rather than in Lets")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from generator.tl.ir import DType, Span, Stmt
+from generator.tl.ir import FUNCTIONS, DType, Span, Stmt
 
 #: Keyword -> its canonical form.
 FORMS: dict[str, str] = {
@@ -46,6 +46,11 @@ DTYPE_WORDS: dict[str, str] = {
     "f32": "f32", "f16": "f16", "bf16": "bf16", "i32": "i32",
     "fp32": "f32", "float32": "f32", "float": "f32", "fp16": "f16", "float16": "f16", "half": "f16", "bfloat16": "bf16",
     "int32": "i32", "int": "i32",
+}  # fmt: skip
+
+#: Names that a program cannot define, in any case.
+RESERVED: frozenset[str] = frozenset({f for f in FUNCTIONS if f.isidentifier()}) | {
+    "inf", "nan", "rows", "cols", "for", "end", "if", "else", "in", "reversed", "from", "to", "into", "with", "get", "new", "gemm",
 }  # fmt: skip
 
 #: What a Reshape without a dtype holds until the parser has looked for the GEMM that reads it.

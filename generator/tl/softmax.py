@@ -45,19 +45,24 @@ def expand_macros(program: Program) -> Program:
 
     Raises TLError for an operator that is no macro.
     """
-    macros = [s for s in walk_statements(program.body) if isinstance(s, Named)]
+    wrong = [s for s in walk_statements(program.body) if isinstance(s, Named) and not _is_sound(s)]
+    if program.stage == "code" and wrong:
+        raise TLError(map(_no_macro, wrong))
+    return macros_written_out(program)
+
+
+def macros_written_out(program: Program) -> Program:
+    """`expand_macros` that leaves what it cannot read."""
+    macros = [s for s in walk_statements(program.body) if isinstance(s, Named) and _is_sound(s)]
     if program.stage != "code" or not macros:
         return program
-    wrong = [_no_macro(s) for s in macros if s.operator != "Softmax" or len(s.state) < 2 or len(s.operands) not in (1, 2)]
-    if wrong:
-        raise TLError(wrong)
     taken = set(names_of(program))
     temporaries = {s.state[:2]: _Temporaries.make(s.state[0], s.state[1], taken) for s in macros}
 
     def written_out(body: tuple[Stmt, ...]) -> Iterable[Stmt]:
         for s in body:
             match s:
-                case Named():
+                case Named() if _is_sound(s):
                     yield from _softmax(s, temporaries[s.state[:2]])
                 case For():
                     yield replace(s, body=tuple(written_out(s.body)))
@@ -72,6 +77,10 @@ def expand_macros(program: Program) -> Program:
                     yield s
 
     return replace(program, body=tuple(written_out(program.body)))
+
+
+def _is_sound(s: Named) -> bool:
+    return s.operator == "Softmax" and len(s.state) >= 2 and len(s.operands) in (1, 2)
 
 
 def _no_macro(s: Named) -> Diagnostic:

@@ -1,0 +1,352 @@
+"""Every statement of code by itself: names, levels, ranks and kinds, placement. Flow, shapes and ranges are checked on core code."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from generator.tl.checks.expressions import check_expression, check_scalar, check_value
+from generator.tl.checks.names import Scope
+from generator.tl.checks.report import shape_text
+from generator.tl.expand import MAX_DEPTH, MAX_NODES, sizes, too_large
+from generator.tl.expressions import did_you_mean
+from generator.tl.grammar import FORMS, FRAGMENT_A, FRAGMENT_C, MACROS
+from generator.tl.ir import (
+    DTYPES,
+    OPTIONS,
+    Allocate,
+    Argument,
+    Compute,
+    Constant,
+    Copy,
+    Expr,
+    For,
+    Gemm,
+    Grid,
+    Hint,
+    If,
+    Let,
+    Named,
+    Option,
+    Prose,
+    Reshape,
+    Span,
+    Stmt,
+    Var,
+    walk,
+)
+from generator.tl.types import Kind, Rank, Tile, Typing, kind_of_dtype
+
+_INT_SCALAR = Typing(Rank.SCALAR, Kind.INT)
+
+
+def check_statements(body: tuple[Stmt, ...], scope: Scope, top: bool = True) -> None:
+    """A body in textual order; `top` where declarations may stand."""
+    for s in body:
+        if not top and isinstance(s, Argument | Constant | Grid | Allocate | Hint | Option):
+            hint = "declare it before the first loop"
+            scope.report.error("misplaced", f"{type(s).__name__} cannot stand inside a block", s.span, hint)
+        _check(s, scope)
+
+
+def _check(s: Stmt, scope: Scope) -> None:
+    match s:
+        case Argument():
+            _argument(s, scope)
+        case Constant():
+            if len(set(s.choices)) < len(s.choices):
+                scope.report.error("duplicate-name", f"{s.name} has a choice twice", s.span, "list each choice once")
+            scope.define(s.name, _INT_SCALAR, s.span)
+        case Grid():
+            _grid(s, scope)
+        case Let():
+            _let(s, scope)
+        case Allocate():
+            _allocate(s, scope)
+        case Option():
+            _option(s, scope)
+        case Copy():
+            _copy(s, scope)
+        case Gemm():
+            _gemm(s, scope)
+        case Compute():
+            _compute(s, scope)
+        case Named():
+            _named(s, scope)
+        case Reshape():
+            _reshape(s, scope)
+        case For():
+            _for(s, scope)
+        case If():
+            check_scalar(s.test, scope, Kind.BOOL, "the test of an if")
+            check_statements(s.then, scope.inner(), top=False)
+            check_statements(s.otherwise, scope.inner(), top=False)
+        case Prose():
+            scope.report.error("prose", "a line of code has to be a statement", s.span, "prose belongs to sketches")
+        case Hint():
+            pass
+        case _:
+            assert_never(s)
+
+
+# ----------------------------------------------------------------------------------------------------- declarations
+
+
+def _argument(s: Argument, scope: Scope) -> None:
+    if s.dtype not in ("f32", "i32"):
+        hint = "f32 for numbers, i32 for sizes; a matrix is declared by Allocate ... in global"
+        scope.report.error("dtype", f"an argument is f32 or i32, found {s.dtype}", s.span, hint, "f32 or i32", s.dtype)
+    for name in s.names:
+        scope.define(name, Typing(Rank.SCALAR, kind_of_dtype(s.dtype)), s.span)
+
+
+def _grid(s: Grid, scope: Scope) -> None:
+    if "Grid" in scope.places:
+        scope.report.error("duplicate-name", "there is a second Grid", s.span, "give one Grid all its axes")
+    scope.places["Grid"] = s.span
+    for axis in s.axes:
+        check_scalar(axis.extent, scope, Kind.INT, f"the extent of {axis.name}")
+    for axis in s.axes:
+        scope.define(axis.name, _INT_SCALAR, axis.span)
+
+
+def _let(s: Let, scope: Scope) -> None:
+    typing = check_expression(s.value, scope)
+    scope.let_sizes[s.name] = nodes, depth = sizes(s.value, scope.let_sizes)
+    if nodes > MAX_NODES or depth > MAX_DEPTH:
+        scope.report.found.append(too_large(s.name, s.span))
+        scope.let_sizes[s.name] = (1, 1)
+        typing = None
+    if any(isinstance(e, Var) and e.name in scope.tiles for e in walk(s.value)):
+        hint = "store it by Compute if the value of this moment is meant"
+        scope.report.warning("let-of-tile", f"{s.name} reads a tile, each time that {s.name} is used", s.span, hint)
+    scope.define(s.name, typing, s.span)
+
+
+def _allocate(s: Allocate, scope: Scope) -> None:
+    for e in s.shape:
+        check_scalar(e, scope, Kind.INT, f"an extent of {s.name}")
+    for e in s.offset:
+        check_scalar(e, scope, Kind.INT, f"the offset of {s.name}")
+    if s.dtype not in DTYPES:
+        scope.report.error("dtype", f"{s.dtype} is no dtype", s.span, "", ", ".join(DTYPES), s.dtype)
+    if s.level == "global":
+        _matrix(s, scope)
+        return
+    if s.offset:
+        scope.report.error("level", "only a matrix in global memory has an offset", s.span, "leave the offset out")
+    if not 1 <= len(s.shape) <= 2:
+        hint = f"write Allocate {s.name} in {s.level} (ROWS, COLUMNS), or (ROWS) for one value a row"
+        scope.report.error("shape", f"a tile has one or two axes, found {len(s.shape)}", s.span, hint)
+        return
+    tile = Tile(s.name, s.level, s.shape, s.dtype)
+    if s.init is not None:
+        _initial(s, s.init, tile, scope)
+    scope.allocate_tile(tile, s.span)
+
+
+def _matrix(s: Allocate, scope: Scope) -> None:
+    if len(s.shape) > 2:
+        hint = "leading axes go into the offset: with offset [b, h]"
+        scope.report.error("shape", f"a block sees at most two axes of a matrix, found {len(s.shape)}", s.span, hint)
+    if s.init is not None:
+        scope.report.error("level", "a matrix in global memory has no initial value", s.span, "only tiles in registers have one")
+    scope.define_matrix(s)
+
+
+def _initial(s: Allocate, init: Expr, tile: Tile, scope: Scope) -> None:
+    if s.level != "register":
+        scope.report.error("level", f"a tile in {s.level} memory has no initial value", s.span, "allocate it in register")
+    check_value(init, scope, tile.typing.rank, tile.typing.kind, s.name)
+
+
+def _option(s: Option, scope: Scope) -> None:
+    if s.name not in OPTIONS:
+        hint = did_you_mean(s.name, OPTIONS) or f"the options are {', '.join(OPTIONS)}"
+        scope.report.error("unknown-name", f"{s.name} is no numeric option", s.span, hint, ", ".join(OPTIONS), s.name)
+    elif s.value not in OPTIONS[s.name]:
+        allowed = ", ".join(OPTIONS[s.name])
+        scope.report.error(
+            "unknown-name", f"{s.name} = {s.value} is no choice", s.span, f"write one of {allowed}", allowed, s.value
+        )
+
+
+# ------------------------------------------------------------------------------------------------- data and compute
+
+
+def _copy(s: Copy, scope: Scope) -> None:
+    for e in s.shape:
+        check_scalar(e, scope, Kind.INT, "an extent of a tile")
+    for e in s.coordinate:
+        check_scalar(e, scope, Kind.INT, "a tile coordinate")
+    if s.source_level == s.into_level:
+        levels = f"from {s.source_level} to {s.into_level}"
+        scope.report.error("level", f"a copy {levels} moves nothing", s.span, "copy between two levels of memory")
+        return
+    source = _source(s, scope)
+    if s.into_level == "global":
+        if s.into not in scope.matrices:
+            _no_matrix(s.into, s.span, scope)
+        return
+    if source is not None:
+        _into_tile(s, source, scope)
+
+
+def _source(s: Copy, scope: Scope) -> Allocate | Tile | None:
+    """What is copied, if it is where the statement says; reported if not."""
+    if s.source_level == "global":
+        if s.source not in scope.matrices:
+            _no_matrix(s.source, s.span, scope)
+            return None
+        if not s.shape and scope.matrices[s.source].shape:
+            hint = f"write {FORMS['Copy']}"
+            scope.report.error("missing-shape", f"the copy of {s.source} does not say which tile", s.span, hint)
+        return scope.matrices[s.source]
+    tile = tile_of(s.source, s.span, scope)
+    if tile is not None and tile.level != s.source_level:
+        message = f"{s.source} lies in {tile.level}, not in {s.source_level}"
+        scope.report.error("level", message, s.span, f"write from {tile.level}", tile.level, s.source_level)
+        return None
+    return tile
+
+
+def _no_matrix(name: str, span: Span, scope: Scope) -> None:
+    if name in scope.tiles:
+        hint = f"Allocate a matrix in global and write Copy {name} into MATRIX ..."
+        scope.report.error("level", f"{name} is a tile, not a matrix in global memory", span, hint, "a matrix", "a tile")
+    else:
+        scope.unknown(name, span, "matrix")
+
+
+def _into_tile(s: Copy, source: Allocate | Tile, scope: Scope) -> None:
+    existing = scope.tiles.get(s.into)
+    if existing is not None and existing.level != s.into_level:
+        message = f"{s.into} lies in {existing.level}, not in {s.into_level}"
+        scope.report.error("level", message, s.span, f"write to {existing.level}", existing.level, s.into_level)
+    shape = s.shape or source.shape
+    if len(shape) in (1, 2):
+        tile = Tile(s.into, s.into_level, shape, source.dtype)
+        scope.make_tile(tile, s.span, of_matrix=s.source_level == "global" and s.source == s.into)
+    else:
+        scope.report.error("shape", f"a tile has one or two axes, found {len(shape)}", s.span, "read single numbers by NAME[]")
+
+
+def tile_of(name: str, span: Span, scope: Scope, what: str = "tile") -> Tile | None:
+    """The tile of this name, reported if there is none."""
+    if name in scope.tiles:
+        return scope.tiles[name]
+    if name in scope.matrices:
+        hint = f"copy it first: Copy {name} (ROWS, COLUMNS) in coordinate [L = ..., D = ...] from global to shared"
+        message = f"{name} is a matrix in global memory, not a tile"
+        scope.report.error("level", message, span, hint, "a tile in shared or register", "global")
+    elif name in scope.typings:
+        scope.report.error("kind", f"{name} is one number, not a tile", span, "", "a tile", "a number")
+    else:
+        scope.unknown(name, span, what)
+    return None
+
+
+def _gemm(s: Gemm, scope: Scope) -> None:
+    for name in (s.a, s.b):
+        tile = tile_of(name, s.span, scope)
+        if tile is not None and len(tile.shape) != 2:
+            scope.report.error("shape", f"{name} has one axis: a GEMM takes tiles with two", s.span)
+    into = _result(s.into, s.span, scope, "(ROWS, COLUMNS)")
+    if into is not None and into.dtype != "f32":
+        hint = f"allocate {s.into} as f32; round it by Reshape or by the copy into global"
+        scope.report.error("dtype", f"a GEMM accumulates in f32, {s.into} is {into.dtype}", s.span, hint, "f32", into.dtype)
+
+
+def _result(name: str, span: Span, scope: Scope, shape: str) -> Tile | None:
+    """The register tile that a Compute writes, reported if it is none."""
+    if name not in scope.tiles and name not in scope.matrices and name not in scope.typings and name not in scope.tolerated:
+        if name in scope.later and scope.later[name].line > span.line:
+            scope.unknown(name, span, "tile")
+        else:
+            close = did_you_mean(name, scope.tiles)
+            hint = f"add before the loops: Allocate {name} in register {shape} f32" + (f"; or {close}" if close else "")
+            scope.report.error("unallocated", f"{name} is not allocated", span, hint, found=name)
+        return None
+    if name in scope.matrices and name not in scope.tiles:
+        hint = f"compute into a tile, then Copy TILE into {name} ... from register to global"
+        scope.report.error(
+            "level", f"{name} is a matrix in global memory: nothing is computed there", span, hint, "register", "global"
+        )
+        return None
+    tile = tile_of(name, span, scope)
+    if tile is not None and tile.level != "register":
+        hint = f"compute into a register tile, then Copy it into {name} from register to shared"
+        scope.report.error("level", f"{name} lies in {tile.level}: results are in registers", span, hint, "register", tile.level)
+        return None
+    return tile
+
+
+def _compute(s: Compute, scope: Scope) -> None:
+    tile = _result(s.into, s.span, scope, _likely_shape(s.value, scope))
+    if tile is None:
+        check_expression(s.value, scope)
+    else:
+        check_value(s.value, scope, tile.typing.rank, tile.typing.kind, s.into)
+
+
+def _likely_shape(e: Expr, scope: Scope) -> str:
+    """For the hint about a missing Allocate: the shape of a tile that the expression reads."""
+    shapes = [scope.tiles[x.name].shape for x in walk(e) if isinstance(x, Var) and x.name in scope.tiles]
+    return shape_text(max(shapes, key=len)) if shapes else "(ROWS, COLUMNS)"
+
+
+def _named(s: Named, scope: Scope) -> None:
+    if s.operator not in MACROS.values():
+        hint = did_you_mean(s.operator, MACROS.values()) or "write it out: Compute NAME = EXPRESSION"
+        scope.report.error("macro", f"{s.operator} has no stated meaning in code", s.span, hint, "Softmax", s.operator)
+        return
+    scores = s.operands[0]
+    tile_of(scores, s.span, scope)
+    into = s.into if s.into is not None else scores
+    _result(into, s.span, scope, "(ROWS, COLUMNS)")
+    if len(s.operands) > 2:
+        scope.report.error(
+            "arity", "Softmax takes its scores and a scale", s.span, "write Compute Softmax S, scale and get P with ..."
+        )
+    if len(s.operands) > 1:
+        check_scalar(Var(s.operands[1], span=s.span), scope, Kind.FLOAT, "the scale of Softmax")
+    if len(s.state) < 2:
+        hint = (
+            f"write Compute Softmax {', '.join(s.operands)} and get {into} with row_max, row_sum, acc, all allocated in register"
+        )
+        scope.report.error("macro", "Softmax needs the tiles that keep its row maximum and row sum", s.span, hint)
+    for i, name in enumerate(s.state):
+        tile = _result(name, s.span, scope, "(ROWS)" if i < 2 else "(ROWS, COLUMNS)")
+        axes = 1 if i < 2 else 2
+        if tile is not None and len(tile.shape) != axes:
+            what = ("the row maximum", "the row sum")[i] if i < 2 else "an accumulator"
+            scope.report.error(
+                "rank", f"{name} is {what} of Softmax: it has {axes} axis(es)", s.span, "", str(axes), str(len(tile.shape))
+            )
+
+
+def _reshape(s: Reshape, scope: Scope) -> None:
+    tile = tile_of(s.source, s.span, scope)
+    if s.source_layout != FRAGMENT_C or s.into_layout != FRAGMENT_A:
+        expected = f"from ({', '.join(FRAGMENT_C)}) to ({', '.join(FRAGMENT_A)})"
+        found = f"from ({', '.join(s.source_layout)}) to ({', '.join(s.into_layout)})"
+        hint = f"write Reshape {s.source} {expected} and get {s.into} {s.dtype}"
+        scope.report.error("reshape", "a Reshape turns an accumulator into an A operand", s.span, hint, expected, found)
+    if s.dtype == "i32":
+        scope.report.error("dtype", "an operand of a GEMM is f32, f16 or bf16", s.span, "", "f32, f16 or bf16", s.dtype)
+    if tile is None:
+        return
+    if tile.level != "register" or len(tile.shape) != 2:
+        where = f"{s.source} lies in {tile.level}" if tile.level != "register" else f"{s.source} has one axis"
+        hint = "a tile in shared memory is an operand as it is" if tile.level == "shared" else ""
+        scope.report.error("reshape", f"a Reshape takes a register tile with two axes; {where}", s.span, hint)
+        return
+    if s.into != s.source:
+        scope.make_tile(Tile(s.into, "register", tile.shape, s.dtype, operand=True), s.span)
+
+
+def _for(s: For, scope: Scope) -> None:
+    check_scalar(s.lo, scope, Kind.INT, "the first value of a loop")
+    check_scalar(s.hi, scope, Kind.INT, "the end of a loop")
+    inner = scope.inner()
+    inner.define(s.var, _INT_SCALAR, s.span)
+    check_statements(s.body, inner, top=False)
