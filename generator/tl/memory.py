@@ -31,11 +31,17 @@ class Memory:
     allocations: dict[str, Allocate] = field(default_factory=dict)
 
     @staticmethod
-    def of(program: Program, tensors: Mapping[str, Any], scalars: Mapping[str, Any], numerics: Numerics) -> Memory:
-        """Inputs taken over, outputs made as large as the blocks reach. Raises CallError."""
+    def empty(program: Program, scalars: Mapping[str, Any], numerics: Numerics) -> Memory:
+        """No matrix yet. Raises CallError for scalars that do not fit."""
         checked = {name: _scalar(name, a, scalars, numerics) for name, a in program.arguments.items()}
         memory = Memory(program, numerics, checked)
         memory.allocations = {name: a for name, a in program.allocations.items() if a.level == "global"}
+        return memory
+
+    @staticmethod
+    def of(program: Program, tensors: Mapping[str, Any], scalars: Mapping[str, Any], numerics: Numerics) -> Memory:
+        """Inputs taken over, outputs made as large as the blocks reach. Raises CallError."""
+        memory = Memory.empty(program, scalars, numerics)
         for name, a in memory.allocations.items():
             if name in tensors or name not in program.outputs:
                 memory.arrays[name] = memory._input(a, tensors)
@@ -86,21 +92,34 @@ class Memory:
         return rounded.copy() if a.name in self.program.outputs else rounded
 
     def _output(self, a: Allocate) -> np.ndarray:
-        """Unwritten memory as large as the largest offset and extents of any block."""
+        shape = self.shape(a)
+        return np.full(shape, LOWEST_I32) if a.dtype == "i32" else np.full(shape, np.nan, self.numerics.real)
+
+    def shape(self, a: Allocate) -> tuple[int, ...]:
+        """As large as the largest offset and extents of any block."""
         read = {name for e in a.offset + a.shape for name in names(e)}
         ends = []
         for coordinates in self.blocks(read):
             scope = self.scope(coordinates)
             scope.matrices = {n: self.matrix(self.allocations[n], scope) for n in self.arrays if n in read}
             ends.append(tuple(o + 1 for o in scope.whole(a.offset)) + scope.whole(a.shape))
-        shape = tuple(map(max, zip(*ends, strict=True))) if ends else self._shape_without_blocks(a)
-        return np.full(shape, LOWEST_I32) if a.dtype == "i32" else np.full(shape, np.nan, self.numerics.real)
+        return tuple(map(max, zip(*ends, strict=True))) if ends else self._shape_without_blocks(a)
 
     def _shape_without_blocks(self, a: Allocate) -> tuple[int, ...]:
         """An empty grid: offset axes are as long as the grid axes they name, else 0."""
         scope = self.scope({axis.name: 0 for axis in self.program.axes})
         extents: dict[Expr, Expr] = {Var(axis.name): axis.extent for axis in self.program.axes}
         return tuple(scope.whole((extents[e],))[0] if e in extents else 0 for e in a.offset) + scope.whole(a.shape)
+
+
+def matrix_shapes(program: Program, scalars: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+    """The whole shape, offset axes first, of every global matrix of core code at these scalars.
+
+    Raises CallError for scalars that do not fit, ProgramError where a shape depends on what another matrix holds.
+    """
+    memory = Memory.empty(program, scalars, Numerics("exact"))
+    with np.errstate(all="ignore"):
+        return {name: memory.shape(a) for name, a in memory.allocations.items()}
 
 
 def _scalar(name: str, argument: Argument, scalars: Mapping[str, Any], numerics: Numerics) -> Value:

@@ -1,0 +1,51 @@
+"""Dense float64 references of the example programs that are no attention spec: functions of arrays and scalars by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+Arrays = Mapping[str, Any]
+Scalars = Mapping[str, int | float]
+
+
+def gemm(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    return {"C": tensors["A"] @ tensors["B"].T}
+
+
+def _scores(tensors: Arrays, scalars: Scalars) -> tuple[np.ndarray, np.ndarray]:
+    """(Batch, Heads, SeqQ, SeqK): scaled products, and V with its heads repeated."""
+    group = int(scalars["Heads"]) // int(scalars["KvHeads"])
+    k, v = (np.repeat(tensors[name], group, axis=1) for name in "KV")
+    return scalars["scale"] * np.einsum("bhqd,bhkd->bhqk", tensors["Q"], k), v
+
+
+def _distance(scalars: Scalars) -> np.ndarray:
+    """How far each key lies back from each query; negative in the future. The last query stands at the last key."""
+    sq, sk = int(scalars["SeqQ"]), int(scalars["SeqK"])
+    return np.arange(sq)[:, None] + sk - sq - np.arange(sk)
+
+
+def sigmoid_attention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    scores, v = _scores(tensors, scalars)
+    weights = np.where(_distance(scalars) >= 0, 1 / (1 + np.exp(-(scores + scalars["bias"]))), 0)
+    return {"O": weights @ v}
+
+
+def retention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    scores, v = _scores(tensors, scalars)
+    decay = 1 - 2.0 ** (-5 - np.arange(int(scalars["Heads"])))
+    distance = _distance(scalars)
+    weights = np.where(distance >= 0, decay[:, None, None] ** np.maximum(distance, 0), 0)
+    return {"O": (scores * weights) @ v}
+
+
+def block_sparse_attention(tensors: Arrays, scalars: Scalars, tile: int = 64) -> dict[str, np.ndarray]:
+    scores, v = _scores(tensors, scalars)
+    kept = np.repeat(np.repeat(np.asarray(tensors["Keep"]), tile, axis=1), tile, axis=2)
+    seen = kept[:, None, : scores.shape[2], : scores.shape[3]] != 0
+    scores = np.where(seen, scores, -np.inf)
+    top = scores.max(axis=-1, keepdims=True)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
+    total = weights.sum(axis=-1, keepdims=True)
+    return {"O": (weights @ v) / np.where(total > 0, total, 1)}
