@@ -125,7 +125,7 @@ def _softmax(s: Named, t: _Temporaries) -> tuple[Stmt, ...]:
         (base, Op("where", (Op("==", (new_max, NEG_INF)), Num(0.0), new_max))),
         (rescale, Op("exp2", (times(minus(row_max, base), factor),))),
         (row_max, new_max),
-        (into, Op("exp2", (minus(times(scores, factor), times(base, factor)),))),
+        (into, Op("exp2", (times(minus(scores, base), factor),))),
         (row_sum, Op("+", (times(row_sum, rescale), Op("rowsum", (into,))))),
         *((Var(name), times(Var(name), rescale)) for name in s.state[2:]),
     ]

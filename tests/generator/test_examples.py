@@ -12,6 +12,7 @@ from generator.authors.reasoning import erase
 from generator.authors.rules import RuleAuthor
 from generator.binding import bind
 from generator.spec import AttentionSpec, Rule
+from generator.tl.checker import parse_and_check
 from generator.tl.expand import expand
 from generator.tl.fill import fill, hole_choices
 from generator.tl.header import HeaderError, read_header
@@ -61,9 +62,9 @@ def other_case(program: Program, sizes: dict[str, int | float], reference) -> tu
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_reads_prints_and_reads_back(name: str) -> None:
-    parsed = parse((FOLDER / name).read_text())
-    assert parsed.program is not None and not parsed.diagnostics
+def test_checks_prints_and_reads_back(name: str) -> None:
+    parsed = parse_and_check((FOLDER / name).read_text())
+    assert parsed.program is not None and parsed.diagnostics == ()
     assert parsed.program.stage == ("sketch" if name == "sketch.tl" else "code")
     assert parse(print_program(parsed.program)).program == parsed.program
 

@@ -12,6 +12,7 @@ from generator.authors.reasoning import erase
 from generator.authors.rules import RuleAuthor
 from generator.binding import bind
 from generator.spec import AttentionSpec, Rule, SpecError
+from generator.tl.checker import check
 from generator.tl.fill import fill
 from generator.tl.interpreter import run
 from generator.tl.ir import Constant, Hint, Program
@@ -125,11 +126,12 @@ def test_any_scale(scale: float) -> None:
 @pytest.mark.parametrize("phase", ["prefill", "decode"])
 @pytest.mark.parametrize("scores", SCORES)
 @pytest.mark.parametrize("masks", MASKS)
-def test_sketch_is_contained_in_the_code(masks: str, scores: str, phase: str) -> None:
+def test_code_checks_and_contains_its_sketch(masks: str, scores: str, phase: str) -> None:
     spec = make_spec(seqlen_q=1, phase=phase, masks=MASKS[masks], scores=SCORES[scores], dtype="bf16")
     sketch, code = AUTHOR.sketch(spec), AUTHOR.code(spec, "sm_90a")
     assert sketch.stage == "sketch" and erase(code) == sketch
     for program in (sketch, code):
+        assert check(program) == ()
         parsed = parse(print_program(program))
         assert not parsed.diagnostics and parsed.program == program
 
