@@ -25,6 +25,15 @@ _PUBLIC = {
     "FallbackWarning": "catalog.counting",
     "stats": "catalog.serving",
     "last_decision": "catalog.serving",
+    "freeze": "catalog.serving",
+    "unfreeze": "catalog.serving",
+    "reload": "catalog.serving",
+    "plan": "catalog.planning",
+    "warmup": "catalog.planning",
+    "has_kernel": "catalog.planning",
+    "get_kernel_variants": "catalog.planning",
+    "loaded_kernels": "catalog.planning",
+    "collect_env": "catalog.planning",
 }
 
 __all__ = list(_PUBLIC)  # noqa: PLE0604

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +19,11 @@ from catalog.calls import PLAIN_TYPES, AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen
 from catalog.flash_fallback import CacheArguments, FlashArguments, Window, dense, varlen, with_kvcache
-from catalog.serving import Frame, outcomes, per_thread
+from catalog.frames import BoundKernel, RunFailed, check_out, flash_output, sdpa_output
+from catalog.loader import LoadedKernel
+from catalog.serving import outcomes, per_thread
 from catalog.settings import override as _override
+from generator.spec import AttentionSpec
 
 #: torch's own, taken at import: replacing `torch.nn.functional.scaled_dot_product_attention` by ours stays safe.
 torch_sdpa = torch._C._nn.scaled_dot_product_attention
@@ -29,9 +33,10 @@ _functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _grad_enabled = torch.is_grad_enabled
+_deterministic = torch.are_deterministic_algorithms_enabled
 
 
-def _plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
+def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether a key of shapes, strides, dtypes and devices says all about these tensors and this context."""
     if type(query) not in PLAIN_TYPES or type(key) not in PLAIN_TYPES or type(value) not in PLAIN_TYPES:
         return False
@@ -61,22 +66,49 @@ def scaled_dot_product_attention(
     if server.off:
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     outcomes.count_call()
-    if attn_mask is None and not dropout_p and _plain(query, key, value):
+    if attn_mask is None and not dropout_p and is_plain(query, key, value):
         identity = (
             query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype,
             value.dtype, query.device, key.device, value.device, is_causal, scale, enable_gqa, _override(),
+            _deterministic(),
         )  # fmt: skip
         frame = server.frames.get(identity)
         if frame is None:
             call = describe_sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
-            frame = server.frame(identity, call, _override())
-        frame.outcome.tick()
-        per_thread.decision = frame.decision
-        if frame.run is not None:
-            return frame.run(query, key, value)
+            frame = server.frame(identity, call, _override(), partial(_bind_sdpa, call, query))
+        if frame.run is None:
+            per_thread.decision = frame.decision
+            frame.outcome.tick()
+        else:
+            try:
+                out = frame.run(query, key, value)
+            except RunFailed as failure:
+                server.failed(frame, failure.reason, failure.broken)
+            else:
+                per_thread.decision = frame.decision
+                frame.outcome.tick()
+                return out
     else:
         server.miss(describe_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), _override())
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+def _bind_sdpa(call: AttentionCall, query: Tensor, loaded: LoadedKernel, spec: AttentionSpec) -> Callable[..., Tensor]:
+    output = sdpa_output(query, call.head_dim_v)
+    kernel = BoundKernel(loaded.entry, call, spec, output, {}, parallel=0 if serving.forked else None)
+    shape, strides = output.shape, output.strides
+
+    def runis_plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = query.new_empty_strided(shape, strides)
+        kernel.run(query, key, value, out)
+        return out
+
+    def run_any(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = query.new_empty_strided(shape, strides)
+        kernel.run_any(query, key, value, out, None, {})
+        return out
+
+    return run_plain if kernel.is_plain else run_any
 
 
 def flash_attn_func(
@@ -105,36 +137,61 @@ def flash_attn_func(
     arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
     _check_flash(q, k, v, arguments)
     need_lse = return_attn_probs or return_lse or return_softmax_lse
-    frame = _flash_frame(q, k, v, arguments, need_lse)
-    if frame is not None and frame.run is not None:
-        result, lse = frame.run(q, k, v, alibi_slopes, out)
-    else:
+    answered = _flash_kernel(q, k, v, arguments, need_lse, out)
+    if answered is None:
         result, lse = dense(q, k, v, arguments)
-        result = _into(out, result)
-    return _flash_result(result, lse, need_lse, return_attn_probs)
+        answered = (_into(out, result), lse)
+    return _flash_result(*answered, need_lse, return_attn_probs)
 
 
-def _flash_frame(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, need_lse: bool) -> Frame | None:
-    """The frame of a dense FlashAttention call; None where no key describes it (counted as a miss)."""
+def _flash_kernel(
+    q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, need_lse: bool, out: Tensor | None
+) -> tuple[Tensor, Tensor | None] | None:
+    """Output and LSE from a kernel; None where torch has to answer (counted)."""
     server = serving.server()
     outcomes.count_call()
     slopes = arguments.alibi_slopes
-    plain = not arguments.dropout_p and _plain(q, k, v) and (slopes is None or _plain(slopes, slopes, slopes))
+    plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is None or is_plain(slopes, slopes, slopes))
     if not plain or server.off:
         server.miss(describe_flash(q, k, v, arguments, need_lse), _override())
         return None
     window = None if arguments.window_size is None else tuple(arguments.window_size)
     identity = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(),
+        arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(), _deterministic(),
         None if slopes is None else (slopes.shape, slopes.stride(), slopes.dtype, slopes.device),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
     )  # fmt: skip
     frame = server.frames.get(identity)
     if frame is None:
-        frame = server.frame(identity, describe_flash(q, k, v, arguments, need_lse), _override())
-    frame.outcome.tick()
+        call = describe_flash(q, k, v, arguments, need_lse)
+        frame = server.frame(identity, call, _override(), partial(_bind_flash, call, q, slopes, out))
+    if frame.run is not None:
+        try:
+            answered: tuple[Tensor, Tensor | None] = frame.run(q, k, v, slopes, out)
+        except RunFailed as failure:
+            server.failed(frame, failure.reason, failure.broken)
+            return None
     per_thread.decision = frame.decision
-    return frame
+    frame.outcome.tick()
+    return None if frame.run is None else answered
+
+
+def _bind_flash(
+    call: AttentionCall, q: Tensor, slopes: Tensor | None, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    output = flash_output(q, call.head_dim_v, out)
+    captured = {} if slopes is None else {"Slopes": slopes}
+    kernel = BoundKernel(loaded.entry, call, spec, output, captured, parallel=0 if serving.forked else None)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        out = q.new_empty(output.shape) if out is None else out
+        if kernel.is_plain:
+            kernel.run(q, k, v, out)
+            return out, None
+        return out, kernel.run_any(q, k, v, out, None, {} if slopes is None else {"Slopes": slopes})
+
+    return run
 
 
 def flash_attn_varlen_func(
@@ -227,7 +284,10 @@ def _flash_result(out: Tensor, lse: Tensor | None, need_lse: bool, attn_probs: b
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
-    return result if out is None else out.copy_(result)
+    if out is None:
+        return result
+    check_out(out, tuple(result.shape), result)
+    return out.copy_(result)
 
 
 def _one_of(first: Tensor | None, second: Tensor | None, *names: str) -> Tensor | None:

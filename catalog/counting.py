@@ -70,6 +70,10 @@ class Outcomes:
             self.calls = itertools.count()
             self.count_call = self.calls.__next__
 
+    def reset_locks(self) -> None:
+        """In a forked child: no other thread lives that could hold them."""
+        self._lock = threading.Lock()
+
     def warn_once(self, why: Reason, call: str, hint: str = "") -> None:
         """One warning for each reason code in the life of the process; none for what the user asked for."""
         if why.code in _ASKED_FOR:

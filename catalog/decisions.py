@@ -24,15 +24,14 @@ class Considered:
 class Decision:
     """What answers a call. `considered` is in order of preference: accepted candidates first, the fastest of them first.
 
-    kernel_id: the choice, None for torch. reasons: why torch answers; empty when a kernel does. others: candidates of other
-    families that were not looked at one by one.
+    kernel_id: the choice, None for torch. reasons: why torch answers; empty when a kernel does. Candidates are the
+    kernels of the call's dtype and head dimensions.
     """
 
     call: str
     kernel_id: str | None
     reasons: tuple[Reason, ...]
     considered: tuple[Considered, ...] = ()
-    others: int = 0
 
     @property
     def all_reasons(self) -> tuple[Reason, ...]:
@@ -49,4 +48,4 @@ class Decision:
         for c in self.considered:
             times = "" if c.predicted_us is None else f" {c.predicted_us:.1f} us (torch {c.sdpa_us or 0:.1f} us)"
             lines.append(f"  {'+' if c.accepted else '-'} {c.kernel_id}{times}" + "".join(f"\n      {r}" for r in c.reasons))
-        return "\n".join(lines + ([f"  and {self.others} kernels of other families"] if self.others else []))
+        return "\n".join(lines)

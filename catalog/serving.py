@@ -6,75 +6,151 @@ before the addresses are known. Both caches are bounded. Reading them takes no l
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from catalog import settings as configuration
 from catalog.calls import AttentionCall
 from catalog.counting import Outcome, Outcomes
 from catalog.decisions import Decision
-from catalog.reasons import NoKernelError, reason
+from catalog.kernels import CatalogKernel, mask_shapes, score_shapes
+from catalog.keys import ShapeBucket, power_bucket
+from catalog.loader import LoadedKernel, Loader, LoadFailed
+from catalog.reasons import NoKernelError, Reason, reason
+from catalog.selection import Machine, Question, choose, matching_spec
 from catalog.settings import Override, Settings
+from catalog.source import Source, open_source
+from generator.spec import AttentionSpec
 
 log = logging.getLogger("catalog")
 outcomes = Outcomes()
+loader = Loader(outcomes)
+per_thread = threading.local()
+
+#: Makes what runs from a loaded kernel and the spec that it computes for the call.
+Bind = Callable[[LoadedKernel, AttentionSpec], Callable[..., Any]]
 
 
 class Frame:
     """What runs for exact shapes. `run` None: torch answers. A kernel's frame is called with the call's tensors."""
 
-    __slots__ = ("decision", "outcome", "run")
+    __slots__ = ("binary_hash", "decision", "outcome", "run")
 
-    def __init__(self, decision: Decision, outcome: Outcome, run: Callable[..., Any] | None) -> None:
-        self.decision, self.outcome, self.run = decision, outcome, run
-
-
-@dataclass
-class _PerThread(threading.local):
-    """What `last_decision` tells: each thread its own."""
-
-    decision: Decision | None = None
-
-
-per_thread = _PerThread()
+    def __init__(self, decision: Decision, outcome: Outcome, run: Callable[..., Any] | None, binary_hash: str = "") -> None:
+        self.decision, self.outcome, self.run, self.binary_hash = decision, outcome, run, binary_hash
 
 
 class Server:
     """Decisions and frames under one set of settings. A change makes a new one; loaded kernels and counts outlive it."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.off = settings.off
+    def __init__(self, settings: Settings, frozen: bool) -> None:
+        self.settings, self.off, self.frozen = settings, settings.off, frozen
         self.lock = threading.RLock()
         self.frames: dict[Any, Frame] = {}
-        self.decisions: dict[Any, Decision] = {}
+        self._decisions: dict[Any, tuple[Decision, CatalogKernel | None]] = {}
+        self._source: Source | Reason | None = None
 
-    def frame(self, key: Any, call: AttentionCall, override: Override | None = None) -> Frame:
+    # ---------------------------------------------------------------------------------------------------------- frames
+
+    def frame(self, key: Any, call: AttentionCall, override: Override | None, bind: Bind) -> Frame:
         """The frame for a key that had none. Raises NoKernelError in strict mode, or where a kernel is required."""
         with self.lock:
             if (found := self.frames.get(key)) is not None:
                 return found
-            decision = self.decide(call, override)
-            self.require(decision, override)
-            made = self._frame(decision)
+            decision, kernel, loaded = self.loaded(call, override)
+            if kernel is None or loaded is None:
+                self.require(decision, override)
+                made = Frame(decision, outcomes.miss(decision.reasons[0]), None)
+            else:
+                spec = matching_spec(call, kernel)
+                assert spec is not None, "a kernel was chosen whose masks are not the call's"
+                hit = outcomes.get("hit", kernel.kernel_id, kernel.kernel_id)
+                made = Frame(decision, hit, bind(loaded, spec), kernel.binary_hash)
             _bounded(self.frames, key, made, self.settings.max_frames)
         if made.run is None:
             outcomes.warn_once(decision.reasons[0], decision.call)
         return made
 
+    def loaded(
+        self, call: AttentionCall, override: Override | None
+    ) -> tuple[Decision, CatalogKernel | None, LoadedKernel | None]:
+        """The decision for a call with its kernel in memory: what cannot be loaded is out, and the next one is chosen."""
+        timeout_s = self.settings.probe_timeout_s if self.settings.probe == "first_load" else None
+        while True:
+            decision, kernel = self._decided(call, override)
+            if kernel is None:
+                return decision, None, None
+            source = self.source()
+            assert isinstance(source, Source)
+            try:
+                return decision, kernel, loader.load(kernel, source.read, timeout_s)
+            except LoadFailed as failure:
+                self._decisions.clear()
+                if self.settings.on_error == "raise":
+                    raise NoKernelError(decision.call, (failure.reason,)) from failure
+
+    def failed(self, frame: Frame, why: Reason, broken: bool) -> None:
+        """A kernel did not answer a call: count it, and if it is broken, let it run no more. Raises under on_error = "raise"."""
+        outcomes.miss(why).tick()
+        per_thread.decision = Decision(frame.decision.call, None, (why,), frame.decision.considered)
+        if broken:
+            loader.quarantine(frame.binary_hash, why)
+            with self.lock:
+                self.frames.clear()
+                self._decisions.clear()
+        outcomes.warn_once(why, frame.decision.call)
+        if self.settings.on_error == "raise":
+            raise NoKernelError(frame.decision.call, (why,))
+
+    def miss(self, call: AttentionCall, override: Override | None) -> None:
+        """Count a call that no key describes (autograd, modes, subclasses) under its first reason; warn or raise."""
+        decision = self.decide(call, override)
+        self.require(decision, override)
+        outcomes.miss(decision.reasons[0]).tick()
+        per_thread.decision = decision
+        outcomes.warn_once(decision.reasons[0], decision.call)
+
+    # -------------------------------------------------------------------------------------------------------- decisions
+
     def decide(self, call: AttentionCall, override: Override | None = None) -> Decision:
-        """What would answer this call."""
-        blockers = call.blockers
+        """What would answer this call. Loads nothing."""
+        with self.lock:
+            return self._decided(call, override)[0]
+
+    def _decided(self, call: AttentionCall, override: Override | None) -> tuple[Decision, CatalogKernel | None]:
+        blockers = self._asked_for(override) + call.blockers
+        source: Source | Reason = blockers[0] if blockers else self.source()
+        if isinstance(source, Reason):
+            return Decision(str(call), None, blockers or (source,)), None
+        deterministic = self._deterministic()
+        key = (_bucket_key(call), deterministic, override)
+        if (found := self._decisions.get(key)) is not None:
+            return found
+        question = Question(
+            call, self.settings, this_machine(call.device), override, deterministic, loader.quarantined,
+            source.location_problem, loader.hashes if self.frozen else None,
+        )  # fmt: skip
+        made = choose(question, source.index.group((call.dtypes[0], call.head_dim, call.head_dim_v)))
+        _bounded(self._decisions, key, made, self.settings.max_decisions)
+        _tell(made[0], question.bucket)
+        return made
+
+    def _asked_for(self, override: Override | None) -> tuple[Reason, ...]:
         if self.off:
-            blockers = (reason("mode_off"), *blockers)
-        elif override is not None and not override.ids:
-            blockers = (reason("override", "attention_kernel('sdpa') is around the call"), *blockers)
-        if not blockers:
-            blockers = (reason("no_catalog", "no catalog is configured; use catalog.configure(catalog=...) or FARM_CATALOG"),)
-        return Decision(str(call), None, blockers)
+            return (reason("mode_off"),)
+        if override is not None and not override.ids:
+            return (reason("override", "attention_kernel('sdpa') is around the call"),)
+        return ()
+
+    def _deterministic(self) -> bool:
+        wanted = self.settings.deterministic
+        return torch.are_deterministic_algorithms_enabled() if wanted is None else wanted
 
     def require(self, decision: Decision, override: Override | None) -> None:
         """Raises NoKernelError if torch would answer a call that asked for a kernel."""
@@ -88,16 +164,12 @@ class Server:
         if self.settings.mode == "strict" or self.settings.force:
             raise NoKernelError(decision.call, decision.all_reasons)
 
-    def miss(self, call: AttentionCall, override: Override | None = None) -> None:
-        """Count a call that no key describes (autograd, modes, subclasses) under its first reason; warn or raise."""
-        decision = self.decide(call, override)
-        self.require(decision, override)
-        outcomes.miss(decision.reasons[0]).tick()
-        per_thread.decision = decision
-        outcomes.warn_once(decision.reasons[0], decision.call)
-
-    def _frame(self, decision: Decision) -> Frame:
-        return Frame(decision, outcomes.miss(decision.reasons[0]), None)
+    def source(self) -> Source | Reason:
+        """Where kernels come from; opened once. Raises the store's errors for a location that was named and is none."""
+        with self.lock:
+            if self._source is None:
+                self._source = open_source(self.settings.catalog)
+            return self._source
 
 
 def _bounded(cache: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
@@ -107,10 +179,48 @@ def _bounded(cache: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
     cache[key] = value
 
 
+def _bucket_key(call: AttentionCall) -> Any:
+    """What a decision depends on: buckets, never lengths, and rules without their numbers."""
+    reach = max(max(map(abs, strides)) for strides in call.strides) * max(
+        call.seqlen_q, call.seqlen_k, call.batch, call.num_heads
+    )
+    return (
+        call.device, call.dtypes, call.head_dim, call.head_dim_v, call.need_lse, call.scale > 0, call.address_bits, reach.bit_length(),
+        ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k), power_bucket(call.num_heads), call.num_heads // call.num_kv_heads,
+        tuple(mask_shapes(form) for form in call.mask_forms), score_shapes(call.scores), call.captured, call.seqlen_q == 1,
+    )  # fmt: skip
+
+
+def _tell(decision: Decision, bucket: ShapeBucket) -> None:
+    """One line for each new bucket: the kernel, what it gains, the runner-up."""
+    first, second = (*decision.considered, None, None)[:2]
+    if decision.kernel_id is None or first is None:
+        log.info("%s %s: torch (%s)", decision.call, bucket, decision.reasons[0].code)
+        return
+    gain = f"{first.sdpa_us / first.predicted_us:.2f}x torch" if first.sdpa_us and first.predicted_us else "not measured"
+    runner_up = second.kernel_id if second is not None and second.accepted else "torch"
+    log.info("%s %s: kernel %s, predicted %s, runner-up %s", decision.call, bucket, first.kernel_id, gain, runner_up)
+
+
+@functools.cache
+def this_machine(device: str) -> Machine:
+    """What a device of this process is; asked once."""
+    from verifier.environment import ISA_NEEDS, NoDevice, cpu_flags, device_key
+
+    try:
+        key = device_key(device)
+    except NoDevice as error:
+        return Machine("", f"{device} ({error})", cpu_flags(), ISA_NEEDS)
+    return Machine(key.hash, str(key), cpu_flags(), ISA_NEEDS)
+
+
 # ------------------------------------------------------------------------------------------------------- the one in force
 
 _server: Server | None = None
+_frozen = False
 _making = threading.Lock()
+#: True in a child that was forked: an OpenMP pool does not survive that, so kernels run on the calling thread there.
+forked = False
 
 
 def server() -> Server:
@@ -119,32 +229,78 @@ def server() -> Server:
     if (found := _server) is None:
         with _making:
             if (found := _server) is None:
-                found = _server = Server(configuration.current())
+                settings = configuration.current()
+                if settings.log != "":
+                    _set_log_level(settings.log)
+                found = _server = Server(settings, _frozen)
     return found
 
 
-def _settings_changed() -> None:
+def _set_log_level(level: str) -> None:
+    """A level that the user named is shown even where nothing else configured logging."""
+    log.setLevel(logging.CRITICAL + 1 if level == "off" else level.upper())
+    if level != "off" and not log.hasHandlers():
+        log.addHandler(logging.StreamHandler())
+
+
+def reload() -> None:
+    """Look at the catalog anew: decisions from now on see its rows of this moment. Loaded kernels and open plans stay."""
     global _server
     with _making:
         _server = None
 
 
-configuration.on_change(_settings_changed)
+def freeze() -> None:
+    """From now on nothing is loaded: a call whose best kernel is not in memory takes the next one that is, or torch (counted)."""
+    global _frozen
+    _frozen = True
+    reload()
+
+
+def unfreeze() -> None:
+    """Allow loading again."""
+    global _frozen
+    _frozen = False
+    reload()
+
+
+configuration.on_change(reload)
+
+
+def _after_fork() -> None:
+    """In a forked child only this thread lives: locks that others held are replaced, frames with a pool of threads dropped."""
+    global _server, _making, forked
+    _server, _making, forked = None, threading.Lock(), True
+    loader.reset_locks()
+    outcomes.reset_locks()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# --------------------------------------------------------------------------------------------------------- what happened
 
 
 def last_decision() -> Decision | None:
     """The decision behind this thread's latest attention call; None before the first."""
-    return per_thread.decision
+    return getattr(per_thread, "decision", None)
 
 
 def stats() -> dict[str, Any]:
     """Counts since the start: `calls`, and `outcomes` by label ("hit:<kernel id>", "miss:<reason>"), which sum to `calls`.
 
-    "error:<reason>" counts events besides the calls, such as a kernel put under quarantine.
+    `errors`: events besides the calls, such as a kernel put under quarantine. `loads`: binaries loaded; `loaded_bytes`: their size.
+    `decisions`, `frames`: entries of the two caches.
     """
     counted = outcomes.by_label()
+    current = server()
     return {
         "calls": outcomes.total(),
         "outcomes": {label: n for label, n in counted.items() if n and not label.startswith("error:")},
-        "errors": {label: n for label, n in counted.items() if n and label.startswith("error:")},
+        "errors": {label.removeprefix("error:"): n for label, n in counted.items() if n and label.startswith("error:")},
+        "loads": loader.loads,
+        "loaded_bytes": sum(k.num_bytes for k in loader.all()),
+        "decisions": len(current._decisions),
+        "frames": len(current.frames),
+        "frozen": _frozen,
     }

@@ -18,8 +18,8 @@ from typing import Any
 
 MODES = ("auto", "strict", "off")
 ON_ERROR = ("fallback", "raise")
-PROBES = ("first_load", "warmup", "off")
-LOG_LEVELS = ("debug", "info", "warning", "error", "off")
+PROBES = ("first_load", "off")
+LOG_LEVELS = ("", "debug", "info", "warning", "error", "off")
 
 #: The FARM_* variables that mean something to the loader, and what each sets.
 VARIABLES = {
@@ -53,7 +53,8 @@ class Settings:
     allow_host_code: load shared objects from catalogs that are not a private local folder.
     allow_unmeasured: serve verified kernels that have no time for this device, ranked last.
     min_gain, min_saving_us: how much faster than torch SDPA a kernel must have been measured to be chosen.
-    probe: when a kernel runs its golden case in a child process: before its first use, only in warmup(), or never.
+    probe: when a kernel runs its golden case in a child process: before it is loaded into this one, or never ("off").
+    log: level of the `catalog` logger; "" leaves it to the program.
     max_decisions, max_frames: bounds of the two caches (by bucket; by exact shapes).
     """
 
@@ -73,7 +74,7 @@ class Settings:
     max_frames: int = 1024
     force: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
-    log: str = "info"
+    log: str = ""
     trust: Any = None
     launcher: Any = None
     kill_switch: bool = field(default=False, repr=False)
@@ -81,7 +82,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name, allowed in (("mode", MODES), ("on_error", ON_ERROR), ("probe", PROBES), ("log", LOG_LEVELS)):
             if getattr(self, name) not in allowed:
-                raise SettingsError(f"{name}: expected one of {', '.join(allowed)}, found {getattr(self, name)!r}")
+                raise SettingsError(f"{name}: expected one of {', '.join(filter(None, allowed))}, found {getattr(self, name)!r}")
         for name in ("max_decisions", "max_frames"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SettingsError(f"{name}: expected a whole number of at least 1, found {getattr(self, name)!r}")

@@ -1,0 +1,182 @@
+"""What the catalog knows of each kernel that could serve, from its rows. Reads no artifact, chooses nothing.
+
+A kernel is one binary for one family of specs; its rows (one for each shape that was verified and measured) are merged. Rows become
+kernels only for the dtype and head dimensions that are asked for, so that a large catalog costs a process little.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from catalog.envelope import Shape, verified_buckets
+from catalog.keys import ShapeBucket
+from generator.masks import mask_parameters
+from generator.scores import score_parameters
+from generator.spec import AttentionSpec, Rule, SpecError, spec_from_plain
+from generator.translate.records import Launch, launch_from_plain
+
+#: (dtype, head_dim, head_dim_v): rows are looked up by it.
+Group = tuple[str, int, int]
+#: A rule without its numbers: its name, and the parameters that choose another kernel.
+RuleShape = tuple[str, tuple[tuple[str, str], ...]]
+
+#: The columns of a row that serving needs.
+COLUMNS = (
+    "row_id", "status", "revoked_at", "revoked_reason", "spec", "verified_shapes", "target", "binary_hash", "launch", "isa",
+    "device_key", "device_name", "deterministic", "p50_s", "baseline_name", "baseline_p50_s", "rivals", "dtype", "head_dim", "head_dim_v",
+    "num_threads",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One measurement: seconds a call of ours and of torch's answer to the same call, at one shape."""
+
+    num_heads: int
+    shape: Shape
+    ours_s: float
+    torch_s: float
+
+    @property
+    def bucket(self) -> ShapeBucket:
+        return ShapeBucket.of(*self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogKernel:
+    """One binary for one family.
+
+    masks, scores: shapes of the rules. heads: (num_heads, group) pairs that were verified. device_key: what it was verified on.
+    unavailable: why no row of it may serve ("revoked" or "unverified", with a sentence); "" when one may.
+    """
+
+    kernel_id: str
+    binary_hash: str
+    launch: Launch
+    target: str
+    isa: tuple[str, ...]
+    device_key: str
+    device_name: str
+    masks: frozenset[RuleShape]
+    scores: tuple[RuleShape, ...]
+    positive_scale: bool
+    heads: frozenset[tuple[int, int]]
+    verified: tuple[Shape, ...]
+    buckets: frozenset[ShapeBucket]
+    measured: tuple[Measured, ...]
+    deterministic: bool
+    row_ids: tuple[str, ...]
+    example: AttentionSpec
+    unavailable: tuple[str, str] | None = None
+
+    @property
+    def has_lse(self) -> bool:
+        return any(t.name == "LSE" for t in self.launch.tensors)
+
+
+def rule_shape(rule: Rule, parameters: Mapping[str, Any]) -> RuleShape:
+    return rule.name, tuple(sorted((name, value) for name, value in parameters.items() if isinstance(value, str)))
+
+
+def mask_shapes(masks: Iterable[Rule]) -> frozenset[RuleShape]:
+    """Masks hold all at once: their order says nothing. Raises SpecError for a rule that is not registered."""
+    return frozenset(rule_shape(rule, mask_parameters(rule)) for rule in masks)
+
+
+def score_shapes(scores: Iterable[Rule]) -> tuple[RuleShape, ...]:
+    """Scores apply in order. Raises SpecError for a rule that is not registered."""
+    return tuple(rule_shape(rule, score_parameters(rule)) for rule in scores)
+
+
+class KernelIndex:
+    """The kernels of a catalog, by group. fetch: gives the rows of a group (None: all) with at least COLUMNS, in every state."""
+
+    def __init__(self, fetch: Callable[[Group | None], list[dict[str, Any]]]) -> None:
+        self._fetch = fetch
+        self._groups: dict[Group, tuple[CatalogKernel, ...]] = {}
+        self._lock = threading.Lock()
+
+    def group(self, group: Group) -> tuple[CatalogKernel, ...]:
+        """The kernels for a dtype and head dimensions, those that may not serve among them."""
+        with self._lock:
+            if group not in self._groups:
+                self._groups[group] = kernels_from_rows(self._fetch(group))
+            return self._groups[group]
+
+    def all(self) -> tuple[CatalogKernel, ...]:
+        """Every kernel. Reads every row, so not for call paths."""
+        return kernels_from_rows(self._fetch(None))
+
+
+def kernels_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogKernel, ...]:
+    """Rows with a binary, merged to kernels, in the order of their ids. Rows of rules that are not registered here are left out."""
+    merged: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], AttentionSpec]]] = {}
+    shapes: dict[tuple[Any, ...], tuple[frozenset[RuleShape], tuple[RuleShape, ...]]] = {}
+    for row in rows:
+        if row["status"] not in ("ok", "unverified"):
+            continue
+        spec = spec_from_plain(json.loads(row["spec"]))
+        try:
+            rules = (mask_shapes(spec.masks), score_shapes(spec.scores))
+        except SpecError:
+            continue
+        key = (row["binary_hash"], row["target"], row["device_key"], rules, spec.scale > 0)
+        merged.setdefault(key, []).append((row, spec))
+        shapes[key] = rules
+    kernels = [_merge(found, *shapes[key]) for key, found in merged.items()]
+    return tuple(sorted(kernels, key=lambda k: (k.kernel_id, k.device_key)))
+
+
+def _merge(
+    found: list[tuple[Mapping[str, Any], AttentionSpec]], masks: frozenset[RuleShape], scores: tuple[RuleShape, ...]
+) -> CatalogKernel:
+    usable = [(row, spec) for row, spec in found if row["status"] == "ok" and row["revoked_at"] is None]
+    row, spec = (usable or found)[0]
+    verified = [(s["batch"], s["seqlen_q"], s["seqlen_k"]) for r, _ in usable for s in r["verified_shapes"]]
+    return CatalogKernel(
+        kernel_id=row["binary_hash"][:12],
+        binary_hash=row["binary_hash"],
+        launch=launch_from_plain(json.loads(row["launch"])) if row["launch"] else Launch("", (), ()),
+        target=row["target"],
+        isa=tuple(row["isa"] or ()),
+        device_key=row["device_key"] or "",
+        device_name=row["device_name"] or "an unnamed device",
+        masks=masks,
+        scores=scores,
+        positive_scale=spec.scale > 0,
+        heads=frozenset((s.num_heads, s.group) for _, s in usable),
+        verified=tuple(verified),
+        buckets=verified_buckets(verified),
+        measured=tuple(m for r, s in usable if (m := _measured(r, s)) is not None),
+        deterministic=bool(usable) and all(bool(r["deterministic"]) for r, _ in usable),
+        row_ids=tuple(r["row_id"] for r, _ in found),
+        example=spec,
+        unavailable=None if usable else _unavailable(row),
+    )
+
+
+def _unavailable(row: Mapping[str, Any]) -> tuple[str, str]:
+    if row["revoked_at"] is not None:
+        return "revoked", f"row {row['row_id']} was revoked: {row['revoked_reason'] or 'no reason was given'}"
+    return "unverified", f"row {row['row_id']} was compiled and never run"
+
+
+def _measured(row: Mapping[str, Any], spec: AttentionSpec) -> Measured | None:
+    """The row's time beside torch's own answer to the same call, or its best rival where torch's is not among the rivals."""
+    baseline = _torch_time(row["rivals"]) or row["baseline_p50_s"]
+    if not row["p50_s"] or not baseline:
+        return None
+    return Measured(spec.num_heads, (spec.batch, spec.seqlen_q, spec.seqlen_k), row["p50_s"], baseline)
+
+
+def _torch_time(rivals: str | None) -> float | None:
+    """The fastest of torch's eager answers among the rivals: what a fall-back would take."""
+    found = json.loads(rivals) if rivals else {}
+    timings = found.get("timings", found) if isinstance(found, dict) else found
+    entries = timings.items() if isinstance(timings, dict) else ((t.get("name", ""), t) for t in timings)
+    times = [t["p50_s"] for name, t in entries if "sdpa" in name and isinstance(t, dict) and t.get("p50_s")]
+    return min(times) if times else None

@@ -1,0 +1,253 @@
+"""Decisions ahead of time: plans, warm-up, and what the catalog could serve. Everything here may load; nothing here is on a call path."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from catalog import attention, serving
+from catalog.calls import SPEC_DTYPES, AttentionCall
+from catalog.decisions import Decision
+from catalog.frames import BoundKernel, RunFailed, check_out, contiguous_strides, flash_output, sdpa_output
+from catalog.kernels import CatalogKernel
+from catalog.loader import LoadedKernel, LoadFailed
+from catalog.reasons import NoKernelError, Reason
+from catalog.selection import matching_spec
+from catalog.settings import override
+from catalog.source import Source
+from generator.canonical import to_plain
+from generator.spec import AttentionSpec, SpecError, spec_from_plain
+
+_DTYPES = {name: dtype for dtype, name in SPEC_DTYPES.items()}
+
+
+class PlanError(ValueError):
+    """Tensors that a plan was not made for: names what differs."""
+
+
+def call_of_spec(spec: AttentionSpec, device: str = "cpu") -> AttentionCall:
+    """The call that a spec states, on contiguous tensors in the spec's layout."""
+
+    def strides(heads: int, seqlen: int, dim: int) -> tuple[int, int, int, int]:
+        if spec.layout == "bhsd":
+            return contiguous_strides((spec.batch, heads, seqlen, dim))  # type: ignore[return-value]
+        b, s, h, d = contiguous_strides((spec.batch, seqlen, heads, dim))
+        return b, h, s, d
+
+    return AttentionCall(
+        "spec", device, (spec.dtype,) * 3, spec.batch, spec.num_heads, spec.num_kv_heads, spec.seqlen_q, spec.seqlen_k,
+        spec.head_dim, spec.head_dim_v,
+        (
+            strides(spec.num_heads, spec.seqlen_q, spec.head_dim),
+            strides(spec.num_kv_heads, spec.seqlen_k, spec.head_dim),
+            strides(spec.num_kv_heads, spec.seqlen_k, spec.head_dim_v),
+        ),
+        scale=spec.scale, mask_forms=(spec.masks,), scores=spec.scores,
+    )  # fmt: skip
+
+
+# --------------------------------------------------------------------------------------------------------------- plans
+
+
+class Plan:
+    """One decision, bound to a device, a dtype, a layout and shapes. Immutable; threads may share it.
+
+    kernel: the id of the kernel, None for torch. reasons: why torch. envelope: the buckets that the kernel serves, as text.
+    """
+
+    def __init__(self, decision: Decision, function: Callable[..., Any], arguments: dict[str, Any], example: tuple[Tensor, ...]) -> None:
+        self.decision, self.kernel, self.reasons = decision, decision.kernel_id, decision.reasons
+        self.envelope: tuple[str, ...] = ()
+        self._function, self._arguments = function, arguments
+        self._bound: BoundKernel | None = None
+        self._captured: dict[str, Tensor] = {}
+        q, k, v = example
+        self._shapes = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
+        """The call, on tensors like the example's: the same shapes, strides, dtypes and device. out: written and returned.
+
+        Raises PlanError for other tensors, ValueError for an `out` that does not fit.
+        """
+        found = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+        bound = self._bound
+        if bound is None or not attention.is_plain(q, k, v):
+            result = self._function(q, k, v, **self._arguments)
+            return result if out is None else out.copy_(result)
+        if found != self._shapes:
+            raise PlanError(_difference(self._shapes, found))
+        if out is None:
+            out = q.new_empty_strided(bound.out.shape, bound.out.strides)
+        elif out.stride() != bound.out.strides or out.shape != bound.out.shape or out.dtype != q.dtype:
+            check_out(out, bound.out.shape, q)
+            raise ValueError(f"out: expected strides {bound.out.strides}, found {out.stride()}")
+        try:
+            if bound.is_plain:
+                bound.run(q, k, v, out)
+            else:
+                bound.run_any(q, k, v, out, None, self._captured)
+        except RunFailed as failure:
+            raise NoKernelError(self.decision.call, (failure.reason,)) from failure
+        return out
+
+    def __repr__(self) -> str:
+        return f"Plan({self.decision.call}: {self.kernel or 'torch'})"
+
+
+def _difference(wanted: tuple[Any, ...], found: tuple[Any, ...]) -> str:
+    names = [f"{what} of {x}" for what in ("shape", "strides", "dtype", "device") for x in ("q", "k", "v")]
+    told = [f"{name}: expected {w}, found {f}" for name, w, f in zip(names, wanted, found, strict=True) if w != f]
+    return "; ".join(told) + "; make another plan, or call the function itself"
+
+
+def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> Plan:
+    """A plan for `function(q, k, v, **arguments)` with tensors like these. Loads the kernel now.
+
+    function: scaled_dot_product_attention or flash_attn_func, or its name. Raises NoKernelError in strict mode.
+    """
+    name = function if isinstance(function, str) else function.__name__
+    call = attention.describe(name, q, k, v, **arguments)
+    server = serving.server()
+    decision, kernel, loaded = server.loaded(call, override())
+    server.require(decision, override()) if kernel is None else None
+    made = Plan(decision, getattr(attention, name), arguments, (q, k, v))
+    if kernel is not None and loaded is not None:
+        slopes = arguments.get("alibi_slopes")
+        made._captured = {} if slopes is None else {"Slopes": slopes}
+        made._bound = _bind(call, kernel, loaded, q, made._captured)
+        made.envelope = tuple(map(str, sorted(kernel.buckets)))
+    return made
+
+
+def _bind(
+    call: AttentionCall, kernel: CatalogKernel, loaded: LoadedKernel, q: Tensor, captured: dict[str, Tensor]
+) -> BoundKernel | None:
+    """None for calls with more results than the output: their plans go through the function."""
+    spec = matching_spec(call, kernel)
+    assert spec is not None
+    if call.need_lse:
+        return None
+    is_sdpa = call.function == "scaled_dot_product_attention"
+    out = sdpa_output(q, call.head_dim_v) if is_sdpa else flash_output(q, call.head_dim_v, None)
+    return BoundKernel(loaded.entry, call, spec, out, captured, parallel=0 if serving.forked else None)
+
+
+# ------------------------------------------------------------------------------------------------------------- warm-up
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What warm-up did for one spec or kernel. kernel_id None: torch will answer, for these reasons."""
+
+    what: str
+    kernel_id: str | None
+    reasons: tuple[Reason, ...]
+    seconds: float
+
+    def to_plain(self) -> dict[str, Any]:
+        plain: dict[str, Any] = to_plain(self)
+        return plain
+
+
+def warmup(what: str | Iterable[AttentionSpec], device: str = "cpu") -> tuple[Warmed, ...]:
+    """Load and probe ahead of traffic: afterwards, calls of these specs do no more than look up and launch.
+
+    what: specs; "catalog": every kernel that may serve on this device; "log:FILE": specs as JSON, one a line (AttentionSpec.to_json).
+    Every kernel runs its golden case in a child process before it is loaded, unless `probe` is "off".
+    """
+    if what == "catalog":
+        return tuple(_warm_kernel(kernel) for kernel in _serviceable(device))
+    specs = _logged_specs(Path(what.removeprefix("log:"))) if isinstance(what, str) else tuple(what)
+    return tuple(_warm_spec(spec, device) for spec in specs)
+
+
+def _logged_specs(path: Path) -> tuple[AttentionSpec, ...]:
+    """Raises SpecError naming file and line."""
+    specs = []
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if line.strip():
+            try:
+                specs.append(spec_from_plain(json.loads(line)))
+            except (ValueError, KeyError, TypeError) as error:
+                raise SpecError(f"{path}:{number}: expected the JSON of a spec ({error})") from None
+    return tuple(dict.fromkeys(specs))
+
+
+def _warm_spec(spec: AttentionSpec, device: str) -> Warmed:
+    started = time.perf_counter()
+    server = serving.server()
+    decision, _, _ = server.loaded(call_of_spec(spec, device), override())
+    return Warmed(str(spec), decision.kernel_id, decision.reasons, time.perf_counter() - started)
+
+
+def _serviceable(device: str) -> tuple[CatalogKernel, ...]:
+    """The kernels with a verified, unrevoked row for this device."""
+    source = serving.server().source()
+    if not isinstance(source, Source):
+        return ()
+    key = serving.this_machine(device).device_key
+    return tuple(k for k in source.index.all() if k.unavailable is None and k.device_key == key and k.verified)
+
+
+def _warm_kernel(kernel: CatalogKernel) -> Warmed:
+    started = time.perf_counter()
+    server = serving.server()
+    source, settings = server.source(), server.settings
+    assert isinstance(source, Source)
+    if source.location_problem and not settings.allow_host_code:
+        return Warmed(str(kernel.example), None, (Reason("location", source.location_problem),), 0.0)
+    try:
+        serving.loader.load(kernel, source.read, settings.probe_timeout_s if settings.probe == "first_load" else None)
+    except LoadFailed as failure:
+        return Warmed(str(kernel.example), None, (failure.reason,), time.perf_counter() - started)
+    return Warmed(str(kernel.example), kernel.kernel_id, (), time.perf_counter() - started)
+
+
+# ---------------------------------------------------------------------------------------------------------- what there is
+
+
+def has_kernel(spec: AttentionSpec, device: str = "cpu") -> bool:
+    """Whether a kernel would answer this spec on contiguous tensors. Loads nothing."""
+    return serving.server().decide(call_of_spec(spec, device), override()).kernel_id is not None
+
+
+def get_kernel_variants(spec: AttentionSpec, device: str = "cpu") -> Decision:
+    """Every candidate for a spec, with its reasons and predicted times, as `explain` tells them. Loads nothing."""
+    return serving.server().decide(call_of_spec(spec, device), override())
+
+
+def loaded_kernels() -> tuple[dict[str, Any], ...]:
+    """The kernels in this process, and those under quarantine with the reason, as plain values."""
+    loaded = tuple({**k.to_plain(), "quarantined": ""} for k in serving.loader.all())
+    away = serving.loader.quarantined
+    told = tuple({**k, "quarantined": str(away.get(k["binary_hash"], ""))} for k in loaded)
+    never = set(away) - {k["binary_hash"] for k in loaded}
+    return told + tuple(
+        {"kernel_id": h[:12], "binary_hash": h, "num_bytes": 0, "probed": False, "quarantined": str(away[h])} for h in sorted(never)
+    )
+
+
+def collect_env() -> dict[str, Any]:
+    """What a report of a fault should hold: settings, device, catalog, kernels, counts; plain values."""
+    from verifier.environment import environment
+
+    server = serving.server()
+    source = server.source()
+    return {
+        "settings": {name: repr(getattr(server.settings, name)) for name in type(server.settings).__dataclass_fields__},
+        "catalog": source.uri if isinstance(source, Source) else str(source),
+        "location_problem": source.location_problem if isinstance(source, Source) else "",
+        "device": serving.this_machine("cpu").device_name,
+        "device_key": serving.this_machine("cpu").device_key,
+        "num_threads": torch.get_num_threads(),
+        "environment": environment(),
+        "kernels": list(loaded_kernels()),
+        "stats": serving.stats(),
+    }

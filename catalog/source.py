@@ -1,0 +1,63 @@
+"""Where kernels come from: a catalog's rows, its binaries, and whether they may be loaded. Chooses and loads none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from catalog.kernels import COLUMNS, Group, KernelIndex
+from catalog.reasons import Reason, reason
+from catalog.trust import host_code_problem
+
+
+def default_location() -> Path:
+    """The user's default folder: $XDG_DATA_HOME/kernel-farm/catalog, else ~/.local/share/kernel-farm/catalog."""
+    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "kernel-farm" / "catalog"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One catalog, for serving. read: the bytes of an artifact by its hash. location_problem: "" when binaries may be loaded."""
+
+    uri: str
+    index: KernelIndex
+    read: Callable[[str], bytes]
+    location_problem: str
+
+
+def open_source(catalog: Any) -> Source | Reason:
+    """The source of an open catalog, a location, or (None) the default folder; a Source is itself. A reason where there is none.
+
+    A location that was named and holds no catalog raises the store's LocationError: only the default folder may be missing.
+    """
+    if isinstance(catalog, Source):
+        return catalog
+    from catalog.errors import StorageError
+    from catalog.store import MARKER, Catalog
+    from catalog.store import open as open_catalog
+
+    if catalog is None:
+        folder = default_location()
+        if not (folder / MARKER).exists():
+            return reason(
+                "no_catalog", f"none is configured and there is none at {folder}; use configure(catalog=...) or FARM_CATALOG"
+            )
+        catalog = folder
+    if not isinstance(catalog, Catalog):
+        try:
+            catalog = open_catalog(catalog, damaged="skip", recover=False)
+        except StorageError as error:
+            return reason("no_catalog", str(error))
+
+    def fetch(group: Group | None) -> list[dict[str, Any]]:
+        keep: dict[str, Any] = {"status": ["ok", "unverified"]}
+        if group is not None:
+            keep |= dict(zip(("dtype", "head_dim", "head_dim_v"), group, strict=True))
+        rows: list[dict[str, Any]] = catalog.rows(COLUMNS, keep).to_pylist()
+        return [row for row in rows if row["binary_hash"] is not None]
+
+    return Source(catalog.uri, KernelIndex(fetch), catalog.artifacts.get, host_code_problem(catalog.location.local, catalog.uri))
