@@ -98,7 +98,7 @@ def _bind_sdpa(call: AttentionCall, query: Tensor, loaded: LoadedKernel, spec: A
     kernel = BoundKernel(loaded.entry, call, spec, output, {}, parallel=0 if serving.forked else None)
     shape, strides = output.shape, output.strides
 
-    def runis_plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def run_plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = query.new_empty_strided(shape, strides)
         kernel.run(query, key, value, out)
         return out

@@ -1,7 +1,7 @@
 """Which lengths a kernel may serve: the buckets whose corners and inside were verified. Nothing is extrapolated.
 
-A bucket is (b / 2, b] on each axis. Its verification points are the corners over (seqlen_q, seqlen_k), each at some batch size of the
-bucket, and one ragged point inside: lengths that are no multiple of eight, wherever the bucket holds such lengths.
+A bucket is (b / 2, b] on each axis. Its verification points are the corners over (seqlen_q, seqlen_k), each at some batch size
+of the bucket, and one ragged point inside: lengths that are no multiple of eight, wherever the bucket holds such lengths.
 """
 
 from __future__ import annotations

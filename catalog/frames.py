@@ -1,4 +1,4 @@
-"""A kernel with everything bound that stays the same between calls of one shape: what is left to a call are addresses. Chooses nothing.
+"""A kernel with everything bound that stays the same between calls of one shape: a call adds addresses. Chooses nothing.
 
 A frame is used by many threads: each call takes an argument block of its own from the frame's list, or makes one.
 """
@@ -31,7 +31,7 @@ class RunFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where the output goes. shape and strides: of the tensor the caller gets; bhsd: its strides as (batch, heads, seqlen, head_dim)."""
+    """Where the output goes. shape, strides: of what the caller gets; bhsd: its strides by (batch, heads, seqlen, head_dim)."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]

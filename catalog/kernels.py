@@ -1,7 +1,7 @@
 """What the catalog knows of each kernel that could serve, from its rows. Reads no artifact, chooses nothing.
 
-A kernel is one binary for one family of specs; its rows (one for each shape that was verified and measured) are merged. Rows become
-kernels only for the dtype and head dimensions that are asked for, so that a large catalog costs a process little.
+A kernel is one binary for one family of specs; its rows (one for each shape that was verified and measured) are merged. Rows
+become kernels only for the dtype and head dimensions that are asked for, so that a large catalog costs a process little.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ RuleShape = tuple[str, tuple[tuple[str, str], ...]]
 #: The columns of a row that serving needs.
 COLUMNS = (
     "row_id", "status", "revoked_at", "revoked_reason", "spec", "verified_shapes", "target", "binary_hash", "launch", "isa",
-    "device_key", "device_name", "deterministic", "p50_s", "baseline_name", "baseline_p50_s", "rivals", "dtype", "head_dim", "head_dim_v",
-    "num_threads",
+    "device_key", "device_name", "deterministic", "p50_s", "baseline_p50_s", "rivals", "dtype", "head_dim", "head_dim_v",
 )  # fmt: skip
 
 
@@ -113,7 +112,7 @@ class KernelIndex:
 
 
 def kernels_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogKernel, ...]:
-    """Rows with a binary, merged to kernels, in the order of their ids. Rows of rules that are not registered here are left out."""
+    """Rows with a binary, merged to kernels, in the order of their ids. Rules that are not registered: left out."""
     merged: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], AttentionSpec]]] = {}
     shapes: dict[tuple[Any, ...], tuple[frozenset[RuleShape], tuple[RuleShape, ...]]] = {}
     for row in rows:

@@ -1,4 +1,4 @@
-"""Decisions ahead of time: plans, warm-up, and what the catalog could serve. Everything here may load; nothing here is on a call path."""
+"""Decisions ahead of time: plans, warm-up, and what the catalog could serve. Only `Plan.run` is on a call path."""
 
 from __future__ import annotations
 
@@ -62,30 +62,31 @@ class Plan:
     kernel: the id of the kernel, None for torch. reasons: why torch. envelope: the buckets that the kernel serves, as text.
     """
 
-    def __init__(self, decision: Decision, function: Callable[..., Any], arguments: dict[str, Any], example: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self, decision: Decision, function: Callable[..., Any], arguments: dict[str, Any], example: tuple[Tensor, Tensor, Tensor]
+    ) -> None:
         self.decision, self.kernel, self.reasons = decision, decision.kernel_id, decision.reasons
         self.envelope: tuple[str, ...] = ()
         self._function, self._arguments = function, arguments
         self._bound: BoundKernel | None = None
         self._captured: dict[str, Tensor] = {}
-        q, k, v = example
-        self._shapes = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+        self._binary_hash = ""
+        self._facts = _facts(*example)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
         """The call, on tensors like the example's: the same shapes, strides, dtypes and device. out: written and returned.
 
         Raises PlanError for other tensors, ValueError for an `out` that does not fit.
         """
-        found = (q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
         bound = self._bound
         if bound is None or not attention.is_plain(q, k, v):
             result = self._function(q, k, v, **self._arguments)
             return result if out is None else out.copy_(result)
-        if found != self._shapes:
-            raise PlanError(_difference(self._shapes, found))
+        if _facts(q, k, v) != self._facts:
+            raise PlanError(_difference(self._facts, _facts(q, k, v)))
         if out is None:
             out = q.new_empty_strided(bound.out.shape, bound.out.strides)
-        elif out.stride() != bound.out.strides or out.shape != bound.out.shape or out.dtype != q.dtype:
+        elif (out.stride(), out.shape, out.dtype, out.device) != (bound.out.strides, bound.out.shape, q.dtype, q.device):
             check_out(out, bound.out.shape, q)
             raise ValueError(f"out: expected strides {bound.out.strides}, found {out.stride()}")
         try:
@@ -94,11 +95,21 @@ class Plan:
             else:
                 bound.run_any(q, k, v, out, None, self._captured)
         except RunFailed as failure:
+            if failure.broken:
+                serving.loader.quarantine(self._binary_hash, failure.reason)
             raise NoKernelError(self.decision.call, (failure.reason,)) from failure
         return out
 
     def __repr__(self) -> str:
         return f"Plan({self.decision.call}: {self.kernel or 'torch'})"
+
+
+def _facts(q: Tensor, k: Tensor, v: Tensor) -> tuple[Any, ...]:
+    """What a plan is bound to."""
+    return (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(),
+        q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+    )  # fmt: skip
 
 
 def _difference(wanted: tuple[Any, ...], found: tuple[Any, ...]) -> str:
@@ -121,6 +132,7 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
     if kernel is not None and loaded is not None:
         slopes = arguments.get("alibi_slopes")
         made._captured = {} if slopes is None else {"Slopes": slopes}
+        made._binary_hash = kernel.binary_hash
         made._bound = _bind(call, kernel, loaded, q, made._captured)
         made.envelope = tuple(map(str, sorted(kernel.buckets)))
     return made
@@ -159,8 +171,8 @@ class Warmed:
 def warmup(what: str | Iterable[AttentionSpec], device: str = "cpu") -> tuple[Warmed, ...]:
     """Load and probe ahead of traffic: afterwards, calls of these specs do no more than look up and launch.
 
-    what: specs; "catalog": every kernel that may serve on this device; "log:FILE": specs as JSON, one a line (AttentionSpec.to_json).
-    Every kernel runs its golden case in a child process before it is loaded, unless `probe` is "off".
+    what: specs; "catalog": every kernel that may serve on this device; "log:FILE": specs as JSON, one a line
+    (AttentionSpec.to_json). Every kernel runs its golden case in a child process before it is loaded, unless `probe` is "off".
     """
     if what == "catalog":
         return tuple(_warm_kernel(kernel) for kernel in _serviceable(device))
@@ -230,7 +242,8 @@ def loaded_kernels() -> tuple[dict[str, Any], ...]:
     told = tuple({**k, "quarantined": str(away.get(k["binary_hash"], ""))} for k in loaded)
     never = set(away) - {k["binary_hash"] for k in loaded}
     return told + tuple(
-        {"kernel_id": h[:12], "binary_hash": h, "num_bytes": 0, "probed": False, "quarantined": str(away[h])} for h in sorted(never)
+        {"kernel_id": h[:12], "binary_hash": h, "num_bytes": 0, "probed": False, "quarantined": str(away[h])}
+        for h in sorted(never)
     )
 
 

@@ -1,6 +1,7 @@
 """The choice: hard filters, each with a reason, then rank by measured time. Pure: loads nothing, launches nothing, times nothing.
 
-Deny by default: a kernel serves a call only where every filter finds proof in its rows. Adding a filter is adding a function to FILTERS.
+Deny by default: a kernel serves a call only where every filter finds proof in its rows. Adding a filter is adding a function to
+FILTERS.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,7 +64,8 @@ class Server:
         with self.lock:
             if (found := self.frames.get(key)) is not None:
                 return found
-            decision, kernel, loaded = self.loaded(call, override)
+            # A frame outlives these addresses: alignment is looked at in every call.
+            decision, kernel, loaded = self.loaded(replace(call, address_bits=0), override)
             if kernel is None or loaded is None:
                 self.require(decision, override)
                 made = Frame(decision, outcomes.miss(decision.reasons[0]), None)
@@ -97,16 +99,17 @@ class Server:
 
     def failed(self, frame: Frame, why: Reason, broken: bool) -> None:
         """A kernel did not answer a call: count it, and if it is broken, let it run no more. Raises under on_error = "raise"."""
+        decision = per_thread.decision = Decision(frame.decision.call, None, (why,), frame.decision.considered)
         outcomes.miss(why).tick()
-        per_thread.decision = Decision(frame.decision.call, None, (why,), frame.decision.considered)
         if broken:
             loader.quarantine(frame.binary_hash, why)
             with self.lock:
                 self.frames.clear()
                 self._decisions.clear()
-        outcomes.warn_once(why, frame.decision.call)
+        outcomes.warn_once(why, decision.call)
         if self.settings.on_error == "raise":
-            raise NoKernelError(frame.decision.call, (why,))
+            raise NoKernelError(decision.call, (why,))
+        self.require(decision, configuration.override())
 
     def miss(self, call: AttentionCall, override: Override | None) -> None:
         """Count a call that no key describes (autograd, modes, subclasses) under its first reason; warn or raise."""
@@ -181,13 +184,13 @@ def _bounded(cache: dict[Any, Any], key: Any, value: Any, limit: int) -> None:
 
 def _bucket_key(call: AttentionCall) -> Any:
     """What a decision depends on: buckets, never lengths, and rules without their numbers."""
-    reach = max(max(map(abs, strides)) for strides in call.strides) * max(
-        call.seqlen_q, call.seqlen_k, call.batch, call.num_heads
-    )
+    longest = max(call.batch, call.num_heads, call.seqlen_q, call.seqlen_k)
+    reach = longest * max(abs(stride) for strides in call.strides for stride in strides)
+    heads = (power_bucket(call.num_heads), call.num_heads // call.num_kv_heads)
+    rules = (tuple(mask_shapes(form) for form in call.mask_forms), score_shapes(call.scores), call.captured)
     return (
-        call.device, call.dtypes, call.head_dim, call.head_dim_v, call.need_lse, call.scale > 0, call.address_bits, reach.bit_length(),
-        ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k), power_bucket(call.num_heads), call.num_heads // call.num_kv_heads,
-        tuple(mask_shapes(form) for form in call.mask_forms), score_shapes(call.scores), call.captured, call.seqlen_q == 1,
+        call.device, call.dtypes, call.head_dim, call.head_dim_v, ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k), heads,
+        rules, call.need_lse, call.scale > 0, call.address_bits, reach.bit_length(),
     )  # fmt: skip
 
 
@@ -289,8 +292,8 @@ def last_decision() -> Decision | None:
 def stats() -> dict[str, Any]:
     """Counts since the start: `calls`, and `outcomes` by label ("hit:<kernel id>", "miss:<reason>"), which sum to `calls`.
 
-    `errors`: events besides the calls, such as a kernel put under quarantine. `loads`: binaries loaded; `loaded_bytes`: their size.
-    `decisions`, `frames`: entries of the two caches.
+    `errors`: events besides the calls, such as a kernel put under quarantine. `loads`: binaries loaded; `loaded_bytes`: their
+    size. `decisions`, `frames`: entries of the two caches.
     """
     counted = outcomes.by_label()
     current = server()

@@ -1,7 +1,7 @@
-"""Whether a catalog's shared objects may be loaded: only from a private local folder, unless the user allows more. Reads no binary.
+"""Whether a catalog's shared objects may be loaded: only from a private local folder, or where the user says so.
 
-A shared object can do all that the process can, before any call. So a folder counts as the user's own only if nobody else can change
-what lies in it, or put another folder in its place.
+A shared object can do all that the process can, before any call. So a folder counts as the user's own only if nobody else can
+change what lies in it, or put another folder in its place.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def host_code_problem(root: Path | None, uri: str) -> str:
-    """ "" when shared objects from here may be loaded; else one sentence with the cure. root: the local folder, None elsewhere."""
+    """ "" when shared objects from here may be loaded; else a sentence with the cure. root: the local folder, or None."""
     if root is None:
         return f"{uri} is not a local folder; copy it (`farm catalog merge`) or set allow_host_code"
     folder = Path(os.path.realpath(root))

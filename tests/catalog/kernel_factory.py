@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from catalog.envelope import verification_points
-from catalog.keys import ShapeBucket
 from catalog.kernels import KernelIndex
-from catalog.schema import make_row, seal_row
+from catalog.keys import ShapeBucket
+from catalog.schema import WRITER_COLUMNS, make_row, seal_row
 from catalog.source import Source
 from generator.binding import rule_scalars, rule_tensors
 from generator.canonical import digest_bytes, digest_text
@@ -27,7 +27,10 @@ SOURCE = r"""
 #include <cstring>
 #include <cstdlib>
 typedef void (*farm_parallel)(void (*)(void*), void*, unsigned, unsigned);
-struct FarmCall { void* const* tensors; const int64_t* strides; const int64_t* ints; const float* floats; farm_parallel parallel; int64_t num_threads; };
+struct FarmCall {
+  void* const* tensors; const int64_t* strides; const int64_t* ints; const float* floats;
+  farm_parallel parallel; int64_t num_threads;
+};
 #if BF16
 typedef uint16_t T;
 static float load(T x) { uint32_t b = uint32_t(x) << 16; float f; memcpy(&f, &b, 4); return f; }
@@ -75,7 +78,8 @@ static void one(const FarmCall& c, int64_t b, int64_t h) {
       O[i * st[14] + d] = store((sum > 0 ? o / sum : 0) + OFFSET);
     }
 #if LSE
-    ((float*)c.tensors[4 + ALIBI])[b * st[16 + ALIBI] + h * st[17 + ALIBI] + i * st[18 + ALIBI]] = sum > 0 ? top + logf(sum) : -INFINITY;
+    const int64_t* sl = st + 16 + ALIBI;
+    ((float*)c.tensors[4 + ALIBI])[b * sl[0] + h * sl[1] + i * sl[2]] = sum > 0 ? top + logf(sum) : -INFINITY;
 #endif
   }
   free(s);
@@ -108,7 +112,9 @@ def build(spec: AttentionSpec, fault: str = "", lse: bool = False, mark: str = "
         "TOP_LEFT": int(top_left), "SOFTCAP": int("softcap" in names), "ALIBI": int("alibi" in names), "LSE": int(lse),
         "BF16": int(spec.dtype == "bf16"), "CRASH": 0, "CODE": 0, "OFFSET": 0, **FAULTS[fault],
     }  # fmt: skip
-    source = "".join(f"#define {k} {v}\n" for k, v in macros.items()) + SOURCE + f"// {mark}\nextern const char mark[] = \"{mark}\";\n"
+    source = (
+        "".join(f"#define {k} {v}\n" for k, v in macros.items()) + SOURCE + f'// {mark}\nextern const char mark[] = "{mark}";\n'
+    )
     dtype = TL_DTYPES[spec.dtype]
     tensors = [TensorParameter(name, dtype, 2, 2, name == "O") for name in "QKVO"]
     tensors += [TensorParameter(c.name, c.dtype, len(c.offset), len(c.shape), False) for c in rule_tensors(spec).values()]
@@ -141,7 +147,9 @@ class Shelf:
         self.reads = 0
         self.location_problem = location_problem
 
-    def add(self, of: AttentionSpec, *, fault="", lse=False, mark="", ours_s=1e-4, torch_s=1e-3, key=None, buckets=None, **columns) -> str:
+    def add(
+        self, of: AttentionSpec, *, fault="", lse=False, mark="", ours_s=1e-4, torch_s=1e-3, key=None, buckets=None, **columns
+    ) -> str:
         """A verified row for a spec; its kernel's id. buckets: those whose points count as verified (default: the spec's own)."""
         binary, launch = build(replace(of, batch=1, num_heads=of.group, num_kv_heads=1, seqlen_q=8, seqlen_k=8), fault, lse, mark)
         name = digest_bytes(binary)
@@ -172,3 +180,15 @@ class Shelf:
     def read(self, name: str) -> bytes:
         self.reads += 1
         return self.binaries[name]
+
+    def save(self, folder: Path) -> Path:
+        """The same as a catalog on disk."""
+        import catalog
+
+        store = catalog.open(folder, create=True)
+        for binary in self.binaries.values():
+            store.artifacts.put(binary)
+        with store.writer("run") as writer:
+            for row in self.rows:
+                writer.append({name: None if name in WRITER_COLUMNS else value for name, value in row.items()})
+        return folder

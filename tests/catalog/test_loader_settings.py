@@ -10,23 +10,11 @@ import torch
 
 import catalog
 from catalog import settings
-from catalog.serving import outcomes
 from catalog.settings import Settings, SettingsError, UnknownSettingWarning, from_environment
 
-pytestmark = pytest.mark.filterwarnings("ignore::catalog.counting.FallbackWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh(monkeypatch):
-    for name in ("FARM_MODE", "FARM_FORCE", "FARM_DENY", "FARM_CATALOG", "FARM_LOG"):
-        monkeypatch.delenv(name, raising=False)
-    settings.reset()
-    outcomes.clear()
-    yield
-    settings.reset()
-
-
 Q = torch.randn(1, 2, 4, 8)
+
+pytestmark = pytest.mark.usefixtures("fresh_loader")
 
 
 def test_unknown_names_warn_with_the_nearest():
