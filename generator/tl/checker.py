@@ -59,7 +59,8 @@ def check(
         for name, hole in program.holes.items():
             choices = ", ".join(map(str, hole.choices))
             report.error("hole", f"{name} is left to choose", hole.span, f"choose one of {choices}", "one value", choices)
-    return in_order(report.found)
+    wrong_lines = {d.span.line for d in report.found if d.severity == "error"}
+    return in_order(d for d in report.found if d.severity == "error" or d.span.line not in wrong_lines)
 
 
 def parse_and_check(
@@ -101,24 +102,25 @@ def _code(program: Program, limits: Limits | None, report: Report, tolerated: fr
     check_unused_names(program, report)
     check_sentinels(program, report)
     nodes = sum(sizes(e, scope.let_sizes)[0] for s in walk_statements(program.body) for e in expressions_of(s))
+    if any(d.code == "too-large" for d in report.found):
+        return
     if nodes > MAX_TOTAL_NODES:
         report.found.append(too_large("the program", program.body[-1].span, MAX_TOTAL_NODES))
         return
-    _core(program, limits, report, MAX_TOTAL_NODES // nodes if nodes else 1)
+    _core(program, limits, report, scope.silent, MAX_TOTAL_NODES // nodes if nodes else 1)
     _accidental_products(program, report)
 
 
-def _core(program: Program, limits: Limits | None, report: Report, most_choices: int) -> None:
+def _core(program: Program, limits: Limits | None, report: Report, silent: set[str], most_choices: int) -> None:
     """What core code shows, for the ways to fill the holes (so many at most)."""
-    sound = not has_errors(report.found)
     seen: set[tuple[str, str, int]] = set()
     for choice in islice(_choices(program), max(most_choices, 1)):
         part = Report(suffix=f" (with {choice_text(choice)})" if choice else "")
         core = lower(fill(program, choice))
         bounds = Bounds.of(core)
-        check_flow(core, part, bounds)
+        check_flow(core, part, bounds, silent)
         check_ranges(core, part, bounds)
-        if sound:
+        if not has_errors((*report.found, *part.found)):
             check_races(core, part)
             liveness = check_liveness(core, source_names(program), part)
             if limits is not None and not choice:

@@ -50,7 +50,7 @@ DTYPE_WORDS: dict[str, str] = {
 
 #: Names that a program cannot define, in any case.
 RESERVED: frozenset[str] = frozenset({f for f in FUNCTIONS if f.isidentifier()}) | {
-    "inf", "nan", "rows", "cols", "for", "end", "if", "else", "in", "reversed", "from", "to", "into", "with", "get", "new", "gemm",
+    "inf", "nan", "rows", "cols", "for", "end", "if", "else", "in", "reversed", "from", "to", "into", "with", "get", "new",
 }  # fmt: skip
 
 #: What a Reshape without a dtype holds until the parser has looked for the GEMM that reads it.

@@ -18,8 +18,9 @@ from generator.tl.statements import parse_line
 
 #: After so many errors the rest of the text is not read.
 MAX_ERRORS = 1_000
-#: Blocks inside blocks.
-MAX_BLOCKS = 24
+#: Blocks inside blocks, and statements: a kernel has a tenth of it.
+MAX_BLOCKS = 6
+MAX_STATEMENTS = 2_000
 #: The name of code without a Kernel line.
 DEFAULT_NAME = "kernel"
 
@@ -48,7 +49,7 @@ def parse(text: str | bytes, stage: Stage | None = None) -> Parsed:
     found = stage or reader.stage()
     diagnostics = list(reader.diagnostics)
     if found == "sketch":
-        diagnostics += [_as_prose(d) for d in reader.unread] if stage or reader.has_statement else reader.unread
+        diagnostics += [_as_prose(d) for d in reader.unread] if stage or reader.statements else reader.unread
     else:
         diagnostics += reader.unread
     body, notes = _finish(tuple(reader.body), found)
@@ -128,7 +129,7 @@ class _Reader:
         self.diagnostics: list[Diagnostic] = []
         self.unread: list[Diagnostic] = []
         self.broken: set[str] = set()
-        self.has_statement = False
+        self.statements = 0
         self._current = self.body
         self._blocks: list[_Block] = []
 
@@ -142,8 +143,10 @@ class _Reader:
     def read(self) -> None:
         for number, raw in enumerate(self.lines, 1):
             if len(self.unread) + len(self.diagnostics) >= MAX_ERRORS:
-                message = f"more than {MAX_ERRORS:,} errors: the rest of the text was not read"
-                self.diagnostics.append(Diagnostic("too-many-errors", "error", message, Span(number, 1, 2)))
+                self._error("too-many", f"more than {MAX_ERRORS:,} errors: the rest was not read", Span(number, 1, 2))
+                break
+            if self.statements > MAX_STATEMENTS:
+                self._error("too-many", f"more than {MAX_STATEMENTS:,} statements: the rest was not read", Span(number, 1, 2))
                 break
             self._read_line(raw, number)
         while self._blocks:
@@ -170,10 +173,10 @@ class _Reader:
             case EndLine():
                 self._end(line)
             case (For() | If() as opener,):
-                self.has_statement = True
+                self.statements += 1
                 self._open(_Block(opener, number, self._current), opener.span)
             case _:
-                self.has_statement = True
+                self.statements += 1
                 self._current.extend(line)
 
     def _kernel(self, line: KernelLine) -> None:

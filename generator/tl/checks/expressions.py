@@ -106,9 +106,7 @@ def _index(e: Index, scope: Scope) -> Typing | None:
     if matrix is None:
         if e.tensor in scope.tiles:
             hint = f"write {e.tensor}: every element of the result reads the element at its own place"
-            scope.report.error(
-                "level", f"{e.tensor} is a tile, not a matrix in global memory", e.span, hint, "a matrix", "a tile"
-            )
+            scope.report.error("level", f"{e.tensor} is a tile, not a matrix", e.span, hint, "a matrix", "a tile")
         else:
             scope.unknown(e.tensor, e.span, "matrix")
         return None

@@ -6,7 +6,7 @@ iteration finds is checked as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,6 +14,7 @@ from generator.tl.checks.bounds import Bounds, runs
 from generator.tl.checks.report import Report, shape_text
 from generator.tl.fold import integers
 from generator.tl.ir import (
+    COLS,
     Allocate,
     Compute,
     Copy,
@@ -22,6 +23,7 @@ from generator.tl.ir import (
     For,
     Gemm,
     If,
+    Index,
     Level,
     Op,
     Program,
@@ -30,6 +32,7 @@ from generator.tl.ir import (
     Stmt,
     Var,
     children,
+    names,
     walk,
 )
 from generator.tl.types import REDUCTIONS
@@ -39,7 +42,7 @@ Form = Literal["plain", "operand", "either"]
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """What a tile is at one point. `form` is "either" where paths meet that disagree; `maybe` is the loop or if that may not run."""
+    """What a tile is at one point. `form` is "either" where paths disagree; `maybe` is the loop or if that may not run."""
 
     level: Level
     shape: tuple[int, ...]
@@ -57,6 +60,8 @@ class Flow:
     report: Report
     bounds: Bounds
     matrices: dict[str, Allocate]
+    silent: Set[str] = frozenset()
+    told: dict[str, Span] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
 
     def body(self, body: Iterable[Stmt]) -> None:
@@ -86,16 +91,25 @@ class Flow:
             return
         shape = integers(s.shape)
         if shape is None:
+            if self._is_silent(s.shape):
+                return
             hint = "use integers and constants: its size has to be known before the kernel runs"
             self.report.error("shape", f"{s.name} needs a constant shape, found {shape_text(s.shape)}", s.span, hint)
             return
+        if s.name in self.states:
+            return  # a second one of this name: reported, and the first one counts
         if any(n < 1 for n in shape):
             self.report.error("shape", f"{s.name} has no elements: {shape_text(shape)}", s.span, "extents are at least 1")
         self.states[s.name] = State(s.level, tuple(shape), s.dtype, s.init is not None)
 
+    def _is_silent(self, shape: tuple[Expr, ...]) -> bool:
+        return any(not self.silent.isdisjoint(names(e)) for e in shape)
+
     def _copy(self, s: Copy) -> None:
         shape = integers(s.shape)
         if shape is None:
+            if self._is_silent(s.shape):
+                return
             hint = "use integers and constants; the matrix may be ragged, its tiles are not"
             self.report.error("shape", f"a tile needs a constant shape, found {shape_text(s.shape)}", s.span, hint)
             return
@@ -154,7 +168,7 @@ class Flow:
             return
         if not state.has_value:
             hint = f"write Allocate {s.into} in register {shape_text(state.shape)} f32 = 0, or get instead of accumulate"
-            self.report.error("no-value", f"accumulates into {s.into}, which has no value yet", s.span, hint)
+            self._without_value(s.into, f"accumulates into {s.into}, which has no value yet", s.span, hint)
         else:
             self._read(s.into, s.span)
 
@@ -170,7 +184,7 @@ class Flow:
             message = f"the right operand of a GEMM lies in shared memory, {name} in registers"
             self.report.error("gemm", message, s.span, hint, "shared", "register")
             return None
-        if state.form != "operand" and state.has_value:
+        if state.form == "plain" and state.has_value:
             layouts = "from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)"
             hint = f"add before it: Reshape {name} {layouts} and get {name}A DTYPE; and multiply {name}A"
             message = f"{name} comes from registers as an accumulator: a Reshape has to stand before this GEMM"
@@ -219,8 +233,7 @@ class Flow:
         if isinstance(e, Op) and e.fn in REDUCTIONS:
             inner = [self.states[n].shape for n in _tiles_read(e) if n in self.states and len(self.states[n].shape) == 2]
             if not inner:
-                hint = "reduce a tile with two axes"
-                self.report.error("shape", f"{e.fn} has no tile that says how many columns there are", e.span, hint)
+                self._without_columns(e, s)
                 return
             for child in children(e):
                 self._agree(child, s, (shape[0], inner[0][1]))
@@ -233,6 +246,12 @@ class Flow:
                     self.report.error("shape", message, s.span, "", shape_text(shape), shape_text(found))
         for child in children(e):
             self._agree(child, s, shape)
+
+    def _without_columns(self, e: Op, s: Compute) -> None:
+        """A reduction of columns that no tile counts; one that has no columns at all is a rank error, and reported as such."""
+        if any(x == COLS or isinstance(x, Index) for x in walk(e)):
+            message = f"{e.fn} has no tile that says how many columns there are"
+            self.report.error("shape", message, e.span if e.span.line else s.span, "reduce a tile with two axes")
 
     def _reshape(self, s: Reshape) -> None:
         state = self.states.get(s.source)
@@ -265,7 +284,7 @@ class Flow:
         outside, self.bounds = self.bounds, inside
         self.body(s.body)
         first = self.states
-        if first != before:
+        if any(name in before and before[name].form != state.form for name, state in first.items()):
             self.states = _join(before, first, "")
             self.body(s.body)
         self.bounds = outside
@@ -291,7 +310,7 @@ class Flow:
             hint = (
                 "state that a loop carries starts in its Allocate: ... = 0, or = -inf" if not state.maybe else "define it before"
             )
-            self.report.error("no-value", f"{name} has no value yet{when}", span, hint, "a value", "none")
+            self._without_value(name, f"{name} has no value yet{when}", span, hint)
             return None
         if state.form == "either":
             message = f"{name} is an operand on one path to this line and an accumulator on another"
@@ -302,6 +321,11 @@ class Flow:
             self.report.error("reshape", message, span, "read the accumulator before the Reshape", "an accumulator", "an operand")
             return None
         return state
+
+    def _without_value(self, name: str, message: str, span: Span, hint: str) -> None:
+        """Report the first read of a tile without value, not those that follow from it."""
+        if self.told.setdefault(name, span) == span:
+            self.report.error("no-value", message, span, hint)
 
     def _write(self, name: str) -> None:
         state = self.states.get(name)
@@ -334,6 +358,7 @@ def _join(a: dict[str, State], b: dict[str, State], maybe: str) -> dict[str, Sta
     return joined
 
 
-def check_flow(program: Program, report: Report, bounds: Bounds) -> None:
+def check_flow(program: Program, report: Report, bounds: Bounds, silent: Set[str] = frozenset()) -> None:
+    """`silent`: unknown names, which make a shape unknown without that being another mistake."""
     matrices = {name: a for name, a in program.allocations.items() if a.level == "global"}
-    Flow(report, bounds, matrices).body(program.body)
+    Flow(report, bounds, matrices, silent).body(program.body)

@@ -5,7 +5,7 @@ Tiles and matrices are the whole program's from the statement that makes them; L
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from generator.tl.checks.report import Report, name_list
@@ -33,13 +33,13 @@ from generator.tl.types import Kind, Rank, Tile, Typing
 class Scope:
     """The names that an expression may use at one place of the text.
 
-    `typings` holds scalars and Lets; a Let whose value is wrong has None: it is known, and says nothing more. `later` is where each
-    name of the program is first defined, for hints; `tolerated` names stand in lines that could not be read.
+    `typings` holds scalars and Lets; a Let whose value is wrong has None: it is known, and says nothing more. `later` is where
+        each name of the program is first defined, for hints; about `silent` names everything has been said.
     """
 
     report: Report
     later: dict[str, Span]
-    tolerated: frozenset[str] = frozenset()
+    silent: set[str] = field(default_factory=set)
     typings: dict[str, Typing | None] = field(default_factory=dict)
     tiles: dict[str, Tile] = field(default_factory=dict)
     matrices: dict[str, Allocate] = field(default_factory=dict)
@@ -48,18 +48,18 @@ class Scope:
     block: set[str] = field(default_factory=set)
 
     @staticmethod
-    def of(program: Program, report: Report, tolerated: frozenset[str]) -> Scope:
+    def of(program: Program, report: Report, silent: Iterable[str] = ()) -> Scope:
         later: dict[str, Span] = {}
         for name, span in _definitions(program.body):
             later.setdefault(name, span)
-        return Scope(report, later, tolerated)
+        return Scope(report, later, set(silent))
 
     def inner(self) -> Scope:
         """The scope of a block: what it declares ends with it, tiles excepted."""
         return Scope(
             self.report,
             self.later,
-            self.tolerated,
+            self.silent,
             dict(self.typings),
             self.tiles,
             self.matrices,
@@ -110,15 +110,20 @@ class Scope:
             return True
         place = f"line {self.places[name].line}" if self.places[name].line else "above"
         if name in self.block:
-            self.report.error(
-                "duplicate-name", f"{name} is defined already ({place})", span, "each name is defined once", found=name
-            )
+            hint = "each name is defined once"
+            self.report.error("duplicate-name", f"{name} is defined already ({place})", span, hint, found=name)
         else:
             hint = "a name of an outer block cannot be reused inside: choose another"
             self.report.error("shadowing", f"{name} hides the one of {place}", span, hint, found=name)
         return False
 
     # ---------------------------------------------------------------------------------------------------- look-ups
+
+    def first_report(self, name: str) -> bool:
+        """Whether something may be said about this name: once for each, never for names whose line could not be read."""
+        new = name not in self.silent
+        self.silent.add(name)
+        return new
 
     def of_name(self, name: str) -> Typing | None:
         """The typing of a name in an expression, None if it has none or none that is known."""
@@ -131,7 +136,7 @@ class Scope:
 
     def unknown(self, name: str, span: Span, what: str = "name") -> None:
         """Report a name that nothing has at this place; silent for names that stand in a line with a mistake of its own."""
-        if name in self.tolerated:
+        if not self.first_report(name):
             return
         if name in self.later and name not in self.places:
             line = self.later[name].line

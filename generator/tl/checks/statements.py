@@ -1,4 +1,4 @@
-"""Every statement of code by itself: names, levels, ranks and kinds, placement. Flow, shapes and ranges are checked on core code."""
+"""Every statement of code by itself: names, levels, ranks, kinds, placement. Flow, shapes and ranges are read off core code."""
 
 from __future__ import annotations
 
@@ -165,9 +165,8 @@ def _option(s: Option, scope: Scope) -> None:
         scope.report.error("unknown-name", f"{s.name} is no numeric option", s.span, hint, ", ".join(OPTIONS), s.name)
     elif s.value not in OPTIONS[s.name]:
         allowed = ", ".join(OPTIONS[s.name])
-        scope.report.error(
-            "unknown-name", f"{s.name} = {s.value} is no choice", s.span, f"write one of {allowed}", allowed, s.value
-        )
+        message = f"{s.name} = {s.value} is no choice"
+        scope.report.error("unknown-name", message, s.span, f"write one of {allowed}", allowed, s.value)
 
 
 # ------------------------------------------------------------------------------------------------- data and compute
@@ -181,6 +180,7 @@ def _copy(s: Copy, scope: Scope) -> None:
     if s.source_level == s.into_level:
         levels = f"from {s.source_level} to {s.into_level}"
         scope.report.error("level", f"a copy {levels} moves nothing", s.span, "copy between two levels of memory")
+        scope.silent.add(s.into)
         return
     source = _source(s, scope)
     if s.into_level == "global":
@@ -235,6 +235,8 @@ def tile_of(name: str, span: Span, scope: Scope, what: str = "tile") -> Tile | N
     if name in scope.tiles:
         return scope.tiles[name]
     if name in scope.matrices:
+        if not scope.first_report(name):
+            return None
         hint = f"copy it first: Copy {name} (ROWS, COLUMNS) in coordinate [L = ..., D = ...] from global to shared"
         message = f"{name} is a matrix in global memory, not a tile"
         scope.report.error("level", message, span, hint, "a tile in shared or register", "global")
@@ -258,19 +260,18 @@ def _gemm(s: Gemm, scope: Scope) -> None:
 
 def _result(name: str, span: Span, scope: Scope, shape: str) -> Tile | None:
     """The register tile that a Compute writes, reported if it is none."""
-    if name not in scope.tiles and name not in scope.matrices and name not in scope.typings and name not in scope.tolerated:
+    if name not in scope.tiles and name not in scope.matrices and name not in scope.typings:
         if name in scope.later and scope.later[name].line > span.line:
             scope.unknown(name, span, "tile")
-        else:
+        elif scope.first_report(name):
             close = did_you_mean(name, scope.tiles)
             hint = f"add before the loops: Allocate {name} in register {shape} f32" + (f"; or {close}" if close else "")
             scope.report.error("unallocated", f"{name} is not allocated", span, hint, found=name)
         return None
     if name in scope.matrices and name not in scope.tiles:
         hint = f"compute into a tile, then Copy TILE into {name} ... from register to global"
-        scope.report.error(
-            "level", f"{name} is a matrix in global memory: nothing is computed there", span, hint, "register", "global"
-        )
+        message = f"{name} is a matrix in global memory: nothing is computed there"
+        scope.report.error("level", message, span, hint, "register", "global")
         return None
     tile = tile_of(name, span, scope)
     if tile is not None and tile.level != "register":
@@ -291,7 +292,8 @@ def _compute(s: Compute, scope: Scope) -> None:
 def _likely_shape(e: Expr, scope: Scope) -> str:
     """For the hint about a missing Allocate: the shape of a tile that the expression reads."""
     shapes = [scope.tiles[x.name].shape for x in walk(e) if isinstance(x, Var) and x.name in scope.tiles]
-    return shape_text(max(shapes, key=len)) if shapes else "(ROWS, COLUMNS)"
+    with_columns = [shape for shape in shapes if len(shape) == 2] or shapes
+    return shape_text(with_columns[0]) if shapes else "(ROWS, COLUMNS)"
 
 
 def _named(s: Named, scope: Scope) -> None:
@@ -304,9 +306,8 @@ def _named(s: Named, scope: Scope) -> None:
     into = s.into if s.into is not None else scores
     _result(into, s.span, scope, "(ROWS, COLUMNS)")
     if len(s.operands) > 2:
-        scope.report.error(
-            "arity", "Softmax takes its scores and a scale", s.span, "write Compute Softmax S, scale and get P with ..."
-        )
+        hint = "write Compute Softmax S, scale and get P with ..."
+        scope.report.error("arity", "Softmax takes its scores and a scale", s.span, hint, "2", str(len(s.operands)))
     if len(s.operands) > 1:
         check_scalar(Var(s.operands[1], span=s.span), scope, Kind.FLOAT, "the scale of Softmax")
     if len(s.state) < 2:
@@ -319,9 +320,8 @@ def _named(s: Named, scope: Scope) -> None:
         axes = 1 if i < 2 else 2
         if tile is not None and len(tile.shape) != axes:
             what = ("the row maximum", "the row sum")[i] if i < 2 else "an accumulator"
-            scope.report.error(
-                "rank", f"{name} is {what} of Softmax: it has {axes} axis(es)", s.span, "", str(axes), str(len(tile.shape))
-            )
+            message = f"{name} is {what} of Softmax: it has {axes} ax{'i' if axes == 1 else 'e'}s"
+            scope.report.error("rank", message, s.span, "", str(axes), str(len(tile.shape)))
 
 
 def _reshape(s: Reshape, scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""What becomes of results: outputs never written, values nobody reads, blocks that write the same place, memory that is too small."""
+"""What becomes of results: outputs never written, values nobody reads, blocks that write one place, memory that is too small."""
 
 from __future__ import annotations
 
@@ -74,11 +74,13 @@ def check_matrices(program: Program, report: Report) -> None:
     """Every matrix is read or written, not both, and something is written."""
     statements = tuple(walk_statements(program.body))
     written = {s.into for s in statements if isinstance(s, Copy) and s.into_level == "global"}
-    read = {s.source for s in statements if isinstance(s, Copy) and s.source_level == "global"}
-    read |= {e.tensor for s in statements for top in expressions_of(s) for e in walk(top) if isinstance(e, Index)}
+    loaded = {s.source for s in statements if isinstance(s, Copy) and s.source_level == "global"}
+    loaded |= {e.tensor for s in statements for top in expressions_of(s) for e in walk(top) if isinstance(e, Index)}
+    read = loaded | {name for s in statements for top in expressions_of(s) for name in names(top)}
+    read |= {name for s in statements if isinstance(s, Gemm) for name in (s.a, s.b)}  # by mistake, and reported as such
     matrices = {name: a for name, a in program.allocations.items() if a.level == "global"}
     for s in statements:
-        if isinstance(s, Copy) and s.into_level == "global" and s.into in read:
+        if isinstance(s, Copy) and s.source_level != s.into_level == "global" and s.into in loaded:
             hint = "blocks run in any order: write into a matrix of its own"
             report.error("writes-input", f"{s.into} is read and written", s.span, hint)
     for name, a in matrices.items():
@@ -99,9 +101,8 @@ def check_unused_names(program: Program, report: Report) -> None:
         elif isinstance(s, Grid):
             for axis in s.axes:
                 if axis.name not in used:
-                    report.warning(
-                        "unused", f"nothing uses {axis.name}: its blocks all do the same", axis.span, "remove the axis"
-                    )
+                    message = f"nothing uses {axis.name}: its blocks all do the same"
+                    report.warning("unused", message, axis.span, "remove the axis")
 
 
 def check_races(core: Program, report: Report) -> None:
@@ -149,7 +150,7 @@ class Liveness:
     """Backwards over core code: which tiles are still needed. Finds dead statements and the most bytes in registers at once."""
 
     register_bytes: dict[str, int]
-    dead: dict[Stmt, None] = field(default_factory=dict)
+    dead: dict[int, Stmt] = field(default_factory=dict)
     alive: set[int] = field(default_factory=set)
     most: int = 0
     most_names: tuple[str, ...] = ()
@@ -167,9 +168,8 @@ class Liveness:
     def _before(self, s: Stmt, live: frozenset[str]) -> frozenset[str]:
         match s:
             case For():
-                around = live
-                while (inside := live | self.body(s.body, around)) != around:
-                    around = inside
+                around = live | self.body(s.body, live)
+                self.body(s.body, around)  # what the next iteration needs is known only now
                 return around | names(s.lo) | names(s.hi)
             case If():
                 return self.body(s.then, live) | self.body(s.otherwise, live) | names(s.test)
@@ -193,7 +193,7 @@ class Liveness:
         if name in live:
             self.alive.add(id(s))
         else:
-            self.dead[s] = None
+            self.dead[id(s)] = s
         return (live - {name}) | reads
 
 
@@ -203,7 +203,7 @@ def check_liveness(core: Program, source_names: set[str], report: Report) -> Liv
     sizes = {t.name: _tile_bytes(t.shape, 2 if t.operand else 4) for t in known.values() if t.level == "register"}
     liveness = Liveness(sizes)
     liveness.body(core.body, frozenset())
-    for s in liveness.dead:
+    for s in liveness.dead.values():
         if id(s) not in liveness.alive and isinstance(s, Compute | Gemm | Reshape | Copy) and s.into in source_names:
             report.warning("unused", f"nothing reads {s.into} after this line", s.span, "remove the line, or use its result")
     return liveness
