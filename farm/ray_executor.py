@@ -1,7 +1,7 @@
 """Runs jobs on Ray: builders and one actor a device, bounded queues, every loss a row. Decides nothing about what to try.
 
-One thread owns all of it. A job is built by a task (any builder, one CPU), then waits for a device of its target's class, which has at
-most one job running and one queued. Whatever dies, its job ends as a row `lost_node`; the scheduler tries it again.
+One thread owns all of it. A job is built by a task (any builder, one CPU), then waits for a device that can run its target, which
+has at most one job running and one queued. Whatever dies, its job ends as a row `lost_node`; the scheduler tries it again.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class RayExecutor:
             self._place(self._built.popleft())
 
     def _place(self, built: Built) -> None:
-        """To the least loaded device that can judge the target; back into the queue while all are busy; a row where there is none."""
+        """To the least loaded device that can run the target; back into the queue while all are busy; a row where none is."""
         able = [s for s in self._slots if built.job.target in s.wish.targets]
         serving = [s for s in able if not s.out_of_service]
         if not able:

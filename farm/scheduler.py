@@ -1,12 +1,13 @@
 """Runs a sweep: opens searches, admits their attempts, tries transient failures again, writes every row. Works on none itself.
 
-A search is a coroutine that asks for attempts and sees their rows (`farm.search`). Plans stream: only as many searches are open as
-keep the executor busy. The sweep's state is the catalog: what ended there is not done again.
+A search is a coroutine that asks for attempts and sees their rows (`farm.search`). Plans stream: only as many searches are open
+as keep the executor busy. The sweep's state is the catalog: what ended there is not done again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -173,10 +174,8 @@ class Sweep:
             yield search
 
     async def _guarded(self, search: Search) -> None:
-        try:
+        with contextlib.suppress(Stopped):
             await search(self.attempt)
-        except Stopped:
-            pass
 
     async def _some_end(self, tasks: set[asyncio.Task[None]], stopping: asyncio.Future[Any]) -> set[asyncio.Task[None]]:
         done, waiting = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)

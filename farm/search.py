@@ -1,4 +1,4 @@
-"""What a sweep tries for one problem: the author's program, with the holes searched by successive halving. Runs no attempt itself."""
+"""What a sweep tries for one problem: the author's program, its holes searched by successive halving. Runs no attempt itself."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class RuleSearch:
 
 
 async def _first_rung(choices: list[Holes], tuning: Tuning, attempt: Callable[[Holes], Awaitable[Row]]) -> list[Holes]:
-    """Measures `candidates` choices and gives them fastest first. A choice that does not fit the target is replaced by another."""
+    """Measures `candidates` choices and gives them fastest first. A choice that does not fit the target is replaced."""
     open_choices: Iterator[Holes] = iter(choices)
     measured: list[tuple[Holes, Row]] = []
     replaced = 0

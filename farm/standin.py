@@ -1,8 +1,8 @@
 """Stages without kernels, for tests of faults and measurements of scale: a candidate is a pause, or a fault on demand.
 
-What a job does is written in its spec's name, as words: `build=0.05` and `prove=1` pause for seconds, `die-build` and `die-prove` kill the
-worker, `reason=wrong_value` ends so, `once` lets a fault happen on the first try only, `child` leaves a process that sleeps. Not a
-benchmark of kernels: its rows hold no real times.
+What a job does is written in its spec's name, as words: `build=0.05` and `prove=1` pause for seconds, `die-build` and `die-prove`
+kill the worker, `reason=wrong_value` ends so, `once` lets a fault happen on the first try only, `child` leaves a process that
+sleeps. Not a benchmark of kernels: its rows hold no real times.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def row_without_verdict(job: Job, reason: str, message: str) -> Row:
     name = digest_text(job.program)
     served = {
         "device_key": digest_text("standin"), "source_hash": name, "binary_hash": name, "rule_id": VERSION,
-        "launch": Launch("standin", (), ()), "verified_shapes": [(1, 1, 1)], "p50_s": 1e-3, "baseline_name": "none", "ratio_p50": 1.0,
+        "launch": Launch("standin", (), ()), "verified_shapes": [(1, 1, 1)], "p50_s": 1e-3,
+        "baseline_name": "none", "ratio_p50": 1.0,
     }  # fmt: skip
     return make_row(
         attempt_key=job.key, attempt_no=job.attempt_no, reason_code=reason, message=message, spec=job.spec, target=job.target,

@@ -71,6 +71,7 @@ WRONG = [
     ("targets:", "budget: {minutes: soon}\ntargets:", "p.yaml:10: budget.minutes: expected minutes, at least 0, found 'soon'"),
     ("targets:", "variants: nowhere.py\ntargets:", "p.yaml:10: variants: "),
 ]  # fmt: skip
+# ruff: noqa: E501
 
 
 @pytest.mark.parametrize(("old", "new", "message"), WRONG)

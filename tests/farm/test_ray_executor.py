@@ -1,4 +1,4 @@
-"""Jobs on a real local Ray, with stand-in stages: losses become rows, devices recover or leave service, nothing waits for ever."""
+"""Jobs on a real local Ray, with stand-in stages: losses become rows, devices recover or leave service."""
 
 from __future__ import annotations
 
