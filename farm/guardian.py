@@ -18,7 +18,7 @@ import sys
 import time
 from pathlib import Path
 
-MARK = "FARM_RUN_MARK"
+MARK = "KERNEL_FARM_RUN"
 PATIENCE_S = 10.0
 
 
@@ -84,7 +84,7 @@ def _main() -> None:
                 os.kill(pid, signal.SIGKILL)
         quiet = 0 if found else quiet + 1
         time.sleep(0.1)
-    if "FARM_KEEP_RAY_LOGS" not in os.environ:
+    if "KERNEL_FARM_KEEP_RAY_LOGS" not in os.environ:
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 

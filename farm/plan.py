@@ -12,8 +12,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from farm.fields import DocumentError, Reader, did_you_mean, read_document
-from farm.rules import known_rules, load_variants
+from farm.fields import DocumentError, Problem, Reader, did_you_mean, read_document
+from farm.rules import known_rules, known_targets
+from farm.variants import VariantsError, load_variants
 from generator.spec import TL_DTYPES, AttentionSpec, Rule, SpecError, spec_from_plain
 
 PlanError = DocumentError
@@ -145,8 +146,6 @@ def load_plan(path: str | Path | None = None) -> Plan:
 
 
 def _refusal(path: Path, message: str) -> PlanError:
-    from farm.fields import Problem
-
     return PlanError(str(path), (Problem("", 0, message),))
 
 
@@ -188,8 +187,8 @@ def _variants(reader: Reader, folder: Path) -> str | None:
         return None
     path = (folder / name).resolve()
     try:
-        load_variants(str(path))
-    except ValueError as error:
+        load_variants(path)
+    except VariantsError as error:
         return reader.wrong(str(error))
     return str(path)
 
@@ -199,8 +198,6 @@ def _dtypes(reader: Reader) -> tuple[str, ...]:
 
 
 def _targets(reader: Reader) -> tuple[str, ...]:
-    from farm.rules import known_targets
-
     return reader.all(lambda r: r.one_of(*known_targets()))
 
 

@@ -33,6 +33,11 @@ class DeviceWish:
     options: tuple[tuple[str, Any], ...] = (("num_cpus", 0),)
 
 
+def local_wishes(targets: tuple[str, ...]) -> tuple[DeviceWish, ...]:
+    """The devices of this machine that a plan's targets can use."""
+    return (DeviceWish("cpu", ("cpu",)),) if "cpu" in targets else ()
+
+
 @dataclass(slots=True)
 class _Slot:
     """One device in service: its actor and what it has in hand, in the order given."""

@@ -1,4 +1,4 @@
-"""What a plan may name: mask and score rules, targets, and the user's own rules in a Python file. Defines no rule itself."""
+"""What a plan may name: mask and score rules with their parameters, and targets. Defines no rule itself."""
 
 from __future__ import annotations
 
@@ -51,8 +51,3 @@ def known_rules(kind: str) -> dict[str, RuleReader]:
 
 def known_targets() -> tuple[str, ...]:
     return ("cpu", "sm_75", "sm_80", "sm_90a")
-
-
-def load_variants(path: str) -> None:
-    """Adds the rules of a user's Python file. Raises ValueError for a file that cannot be used."""
-    raise ValueError(f"variants: {path} cannot be loaded")

@@ -1,0 +1,147 @@
+"""`farm tl ...`: the language by itself, on one file. Parses flags and prints; the language lives in `generator.tl`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.console import InputError
+
+if TYPE_CHECKING:
+    from generator.spec import AttentionSpec
+    from generator.tl.diagnostics import Diagnostic
+    from generator.tl.ir import Program
+
+tl_app = typer.Typer(no_args_is_help=True, help="The Thinking Language by itself: check, format, run and translate a file.")
+
+FileArgument = Annotated[str, typer.Argument(help="A TL file, or - for standard input.", show_default=False)]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+SetOption = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: a hole or an argument. Repeatable.")]
+
+MAX_BYTES = 16 << 20
+
+
+def read_source(name: str) -> bytes:
+    """The file's bytes. Raises InputError for what cannot be read or is far too large to be a program."""
+    try:
+        data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else _read(Path(name))
+    except OSError as error:
+        raise InputError(name, f"cannot be read: {(error.strerror or str(error)).lower()}") from None
+    if len(data) > MAX_BYTES:
+        raise InputError(name, f"expected a TL file of at most {MAX_BYTES >> 20} MiB")
+    return data
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_BYTES + 1)
+
+
+def diagnose(data: bytes) -> tuple[Program | None, tuple[Diagnostic, ...]]:
+    """The program, if the text gives one, and everything that parser and checker say of it."""
+    from generator.tl.checker import check
+    from generator.tl.diagnostics import has_errors, in_order
+    from generator.tl.parser import parse
+
+    parsed = parse(data)
+    found = parsed.diagnostics
+    if parsed.program is not None and not has_errors(found):
+        found = in_order((*found, *check(parsed.program)))
+    return parsed.program, found
+
+
+def valid_program(name: str) -> Program:
+    """The checked program of a file; prints what is wrong and exits with 2 otherwise."""
+    from generator.tl.diagnostics import has_errors, render
+
+    data = read_source(name)
+    program, found = diagnose(data)
+    if program is None or has_errors(found):
+        typer.echo(render(found, data.decode(errors="replace"), name), err=True)
+        raise typer.Exit(2)
+    return program
+
+
+@tl_app.command(epilog="Example: farm tl check examples/tl/causal.tl")
+def check(file: FileArgument, as_json: JsonOption = False, strict: Annotated[bool, typer.Option(help="Warnings count too.")] = False) -> None:
+    """Everything that is wrong with a program, at once. Exit code 2 when there is an error."""
+    from generator.tl.diagnostics import has_errors, render, to_plain
+
+    data = read_source(file)
+    program, found = diagnose(data)
+    if as_json:
+        typer.echo(json.dumps({"file": file, "valid": program is not None and not has_errors(found), "diagnostics": to_plain(found)}))
+    elif found:
+        typer.echo(render(found, data.decode(errors="replace"), file), err=True)
+    else:
+        assert program is not None
+        typer.echo(f"{file}: {program.stage} {program.name}: no errors")
+    if has_errors(found) or (strict and found):
+        raise typer.Exit(2)
+
+
+@tl_app.command(epilog="Example: farm tl fmt examples/tl/causal.tl --check")
+def fmt(
+    file: FileArgument,
+    check_only: Annotated[bool, typer.Option("--check", help="Print nothing; exit 1 unless the file is in canonical form.")] = False,
+) -> None:
+    """The canonical form of a program, on standard output. Comments are not part of a program and are left out."""
+    from generator.tl.printer import print_program
+
+    text = print_program(valid_program(file))
+    if not check_only:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    elif read_source(file).decode().rstrip("\n") != text.rstrip("\n"):
+        raise typer.Exit(1)
+
+
+@tl_app.command(epilog="Example: farm tl translate examples/tl/causal.tl --target sm_80 --set BM=128 -o causal.cu")
+def translate(
+    file: FileArgument,
+    target: Annotated[str, typer.Option(help="A target: cpu, sm_75, sm_80, sm_90a.")] = "cpu",
+    settings: SetOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the source goes; standard output otherwise.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """A program as source text for a target. Holes that --set leaves open get their first choice."""
+    from farm.rules import known_targets
+    from generator.canonical import to_plain
+    from generator.translate import translate as translate_program
+    from generator.translate.records import Untranslatable
+
+    if target not in known_targets():
+        raise InputError("--target", f"expected one of {', '.join(known_targets())}, found {target!r}")
+    program = filled(valid_program(file), settings or [])
+    result = translate_program(program, target)
+    if isinstance(result, Untranslatable):
+        raise InputError(f"{file}:{result.line}" if result.line else file, f"{result.reason}: {result.message}")
+    if as_json:
+        typer.echo(json.dumps(to_plain(result)))
+    elif output:
+        output.write_text(result.source)
+    else:
+        sys.stdout.write(result.source)
+
+
+def filled(program: Program, settings: list[str]) -> Program:
+    """The program with its holes filled: by `NAME=VALUE` where given, else by the first choice."""
+    from generator.tl.fill import fill
+
+    values = {name: constant.choices[0] for name, constant in program.holes.items()}
+    values |= {n: v for n, v in _numbers(settings).items() if n not in program.arguments}  # type: ignore[misc]
+    return fill(program, values)
+
+
+def _numbers(settings: list[str]) -> dict[str, int | float]:
+    found: dict[str, int | float] = {}
+    for setting in settings:
+        name, _, text = setting.partition("=")
+        try:
+            found[name.strip()] = float(text) if any(c in text.lower() for c in ".einf") else int(text)
+        except ValueError:
+            raise InputError("--set", f"expected NAME=NUMBER, found {setting!r}") from None
+    return found

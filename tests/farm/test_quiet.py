@@ -1,0 +1,60 @@
+"""The lock between compilers and measurements: intervals that must not overlap, do not; nobody waits for ever; death lets go."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+SCRIPT = """
+import sys, time
+from farm import quiet
+kind, log, rounds = sys.argv[1], sys.argv[2], int(sys.argv[3])
+for _ in range(rounds):
+    with getattr(quiet, kind)():
+        start = time.monotonic(); time.sleep(0.02); end = time.monotonic()
+    with open(log, "a") as f:
+        f.write(f"{kind} {start} {end}\\n")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+def start(kind: str, log: Path, rounds: int) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", SCRIPT, kind, str(log), str(rounds)])
+
+
+def test_measurements_are_alone_and_are_not_starved(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.touch()
+    compilers = [start("compiling", log, 60) for _ in range(3)]
+    meters = [start("measuring", log, 6) for _ in range(2)]
+    assert all(p.wait(60) == 0 for p in compilers + meters)
+    spans = [(k, float(a), float(b)) for k, a, b in (line.split() for line in log.read_text().splitlines())]
+    measured = [s for s in spans if s[0] == "measuring"]
+    assert len(measured) == 12
+    for _, a, b in measured:
+        assert sum(x < b and y > a for _, x, y in spans) == 1, "something ran beside a measurement"
+    compiled = [s for s in spans if s[0] == "compiling"]
+    assert any(x < b and y > a for i, (_, a, b) in enumerate(compiled) for _, x, y in compiled[:i]), "compilers run side by side"
+    assert max(b for _, _, b in measured) < max(b for _, _, b in compiled), "the gate let measuring in before all compiling ended"
+
+
+def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
+    from farm import quiet
+
+    holder = subprocess.Popen([sys.executable, "-c", "import time; from farm import quiet\nwith quiet.measuring():\n print(1, flush=True); time.sleep(60)"], stdout=subprocess.PIPE)  # noqa: E501  # fmt: skip
+    assert holder.stdout and holder.stdout.readline()
+    holder.kill()
+    holder.wait()
+    started = time.monotonic()
+    with quiet.measuring():
+        assert time.monotonic() - started < 5
