@@ -14,7 +14,8 @@ from typing import Annotated
 
 import typer
 
-from farm.console import InputError, guard, print_lines
+from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
+from farm.tl_commands import tl_app
 
 app = typer.Typer(
     name="farm",
@@ -23,6 +24,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(tl_app, name="tl")
 
 PlanArgument = Annotated[Path | None, typer.Argument(help="A plan (YAML). Left out: the small default plan.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
@@ -43,30 +45,52 @@ def root(
     """Options before the command's name."""
 
 
-@app.command(epilog="Example: farm sweep examples/plans/llama3_8b.yaml --catalog ./farm-catalog")
+@app.command(epilog="Example: farm sweep examples/plans/llama3_8b.yaml --catalog ./farm-catalog --budget minutes=10")
 def sweep(
     plan: PlanArgument = None,
+    catalog: Annotated[str | None, typer.Option(help="Folder or location of the catalog. Default: ./farm-catalog.")] = None,
     targets: Annotated[str | None, typer.Option(help="Comma-separated targets instead of the plan's: cpu,sm_90a.")] = None,
+    author: Annotated[str | None, typer.Option(help="rules, llm or llm-direct, instead of the plan's.")] = None,
+    budget: Annotated[str | None, typer.Option(help="When to stop: minutes=10,attempts=200,usd=5.")] = None,
+    address: Annotated[str, typer.Option(help="Ray: local, auto or ray://HOST:PORT.")] = "local",
+    executor: Annotated[str, typer.Option(help="ray, or local: one job at a time in this process.")] = "ray",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be solved.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
+    stages: Annotated[str, typer.Option(hidden=True)] = "farm.stages",
 ) -> None:
     """Write, judge and time kernels for every problem of a plan; each attempt becomes a row of the catalog."""
+    from farm.flags import changed_plan
     from farm.plan import load_plan
 
-    chosen = load_plan(plan).with_changes(targets=tuple(targets.split(",")) if targets else None)
-    if not dry_run:
-        raise InputError("--dry-run", "is the only way of running so far")
+    chosen = changed_plan(load_plan(plan), targets=targets, author=author, budget=budget)
+    if executor not in ("ray", "local"):
+        raise InputError("--executor", f"expected ray or local, found {executor!r}")
+    if dry_run:
+        _print_problems(chosen, as_json)
+        return
+    from farm.config import load_config
+    from farm.sweep import Options, run_sweep
+    from farm.tables import print_summary
+
+    config = load_config()
+    options = Options(catalog or chosen.catalog or config.catalog, executor, address, quiet, stages)
+    summary = run_sweep(chosen, options, config)
     if as_json:
-        typer.echo(json.dumps([{"model": s.name, "spec": str(s), "target": t, "hash": s.hash} for s, t in chosen.problems()]))
+        typer.echo(json.dumps(summary.plain()))
     else:
-        print_lines(f"{spec.name}: {spec} on {target}" for spec, target in chosen.problems())
+        print_summary(summary)
+    if summary.stopped_by_signal:
+        raise typer.Exit(EXIT_STOPPED)
+    if not summary.any_verified:
+        raise typer.Exit(EXIT_FAILED)
 
 
-def _mount() -> None:
-    """Groups of commands that live in files of their own."""
-
-
-_mount()
+def _print_problems(plan, as_json: bool) -> None:  # type: ignore[no-untyped-def]
+    if as_json:
+        typer.echo(json.dumps([{"model": s.name, "spec": str(s), "target": t, "hash": s.hash} for s, t in plan.problems()]))
+    else:
+        print_lines(f"{spec.name}: {spec} on {target}" for spec, target in plan.problems())
 
 
 def main() -> None:

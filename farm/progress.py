@@ -60,7 +60,7 @@ class Tally:
 
 def _better(now: Row | None, job: Job, row: Row) -> Row:
     """The row to show for a problem: the fastest right one; else the last failure. Later rungs measure longer and count more."""
-    shown = {**row, "_spec": job.spec, "_name": job.spec.name}
+    shown = {**row, "_spec": job.spec, "_name": job.spec.name, "_target": job.target}
     if now is None or now["reason_code"] != "ok":
         return shown
     if row["reason_code"] != "ok":
@@ -154,6 +154,8 @@ class LiveDisplay(PlainDisplay):
 
 def machine_lines(state: dict[str, Any]) -> list[str]:
     """Queues and devices of an executor's state, a line each."""
+    if not state:
+        return ["nothing started yet"]
     if state.get("executor") != "ray":
         return [f"in this process: {state.get('running') or 'nothing in hand'}"]
     lines = [f"{state['waiting']} waiting, {state['building']} being built, {state['built']} ready for a device"]

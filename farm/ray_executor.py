@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farm import actors
-from farm.actors import ray
+from farm.actors import ray, start_session
 from farm.executors import stages_of
 from farm.jobs import Built, Job, Row, Shop
+
+__all__ = ["DeviceWish", "RayExecutor", "local_wishes", "start_session"]
 
 TICK_S = 0.1
 QUEUED_PER_DEVICE = 2  # one running, one waiting
@@ -120,6 +122,9 @@ class RayExecutor:
             ray.kill(slot.actor, no_restart=True)
         for ref in self._building:
             ray.cancel(ref, force=True)
+
+    def end_session(self) -> None:
+        actors.stop_session()
 
     # ------------------------------------------------------------------------------------------------ the one thread
 

@@ -10,10 +10,10 @@ import functools
 import secrets
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from catalog import store
 from catalog.store import Catalog
@@ -21,13 +21,16 @@ from farm.config import Config
 from farm.console import InputError
 from farm.executors import Executor, LocalExecutor, stages_of
 from farm.guardian import Guardian
-from farm.jobs import Row, Shop
+from farm.jobs import Job, Row, Shop
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display
 from farm.scheduler import Counts, Search, Sweep
 from farm.search import RuleSearch, Versions
 from generator.canonical import digest
 from verifier.environment import cores_given
+
+if TYPE_CHECKING:
+    from farm.ray_executor import RayExecutor
 
 #: What is kept in memory of attempts that ended in earlier starts.
 _KNOWN = (
@@ -57,6 +60,14 @@ class Summary:
     tally: Tally
     wall_s: float
     stop_reason: str
+
+    @property
+    def stopped_by_signal(self) -> bool:
+        return self.stop_reason.startswith("stopped by")
+
+    @property
+    def any_verified(self) -> bool:
+        return any(row["reason_code"] == "ok" for row in self.tally.best.values())
 
     def plain(self) -> dict[str, Any]:
         """The summary for scripts. planned = the sum of by_reason, always; known ended in an earlier start."""
@@ -93,7 +104,7 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     sweep_id = f"{plan.name}-{digest(dataclasses.asdict(plan))[:8]}"
     shop = Shop(opened.uri, str(config.cache), sweep_id, plan.variants, stages=options.stages)
     started = time.monotonic()
-    with _executor(options, shop, plan, run_id) as executor, opened.writer(run_id) as writer:
+    with contextlib.closing(_executor(options, shop, plan, run_id)) as executor, opened.writer(run_id) as writer:
         tally = Tally(expected=_expected(plan))
         with make_display(tally, executor.state, options.quiet) as display:
             sweep = Sweep(
@@ -106,8 +117,14 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
 
 async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay) -> Counts:
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, functools.partial(_stop, sweep, display, signal.Signals(number).name))
+
+    def catch_signals() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, functools.partial(_stop, sweep, display, signal.Signals(number).name))
+
+    catch_signals()
+    if isinstance(sweep.executor, _OnRay):
+        sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
     return await sweep.run(_searches(plan, shop))
 
 
@@ -137,32 +154,51 @@ def _expected(plan: Plan) -> int:
     return problems * len(plan.targets) * each
 
 
-@contextlib.contextmanager
-def _executor(options: Options, shop: Shop, plan: Plan, run_id: str) -> Iterator[Executor]:
-    """The executor that the options ask for; when this ends, so do all its processes."""
-    if options.executor == "local":
-        local = LocalExecutor(shop)
-        try:
-            yield local
-        finally:
-            local.close()
-        return
-    guardian = Guardian(run_id)
-    try:
-        from farm import actors
-        from farm.ray_executor import RayExecutor, local_wishes
+class _OnRay:
+    """Ray, started with the first job: a sweep that finds everything done starts nothing."""
 
-        folder = actors.start_session(options.address, cores_given())
-        if folder:
-            guardian.watch_folder(folder)
-        executor = RayExecutor(shop, local_wishes(plan.targets), cores_given())
+    def __init__(self, options: Options, shop: Shop, targets: tuple[str, ...], run_id: str) -> None:
+        self._options, self._shop, self._targets, self._run_id = options, shop, targets, run_id
+        self._running: tuple[Guardian, RayExecutor] | None = None
+        self.capacity = 2 * cores_given() + 3
+        self.after_start: Callable[[], None] = lambda: None
+
+    def submit(self, job: Job) -> Future[Row]:
+        if self._running is None:
+            self._running = self._start()
+            self.after_start()
+        return self._running[1].submit(job)
+
+    def state(self) -> dict[str, Any]:
+        return self._running[1].state() if self._running else {}
+
+    def close(self) -> None:
+        """Ends everything that was started for this sweep, and waits until it is gone."""
+        if self._running is None:
+            return
+        guardian, executor = self._running
         try:
-            yield executor
-        finally:
             executor.close()
-            actors.stop_session()
-    finally:
-        guardian.close()
+            executor.end_session()
+        finally:
+            guardian.close()
+
+    def _start(self) -> tuple[Guardian, RayExecutor]:
+        from farm.ray_executor import RayExecutor, local_wishes, start_session
+
+        guardian = Guardian(self._run_id)
+        try:
+            if folder := start_session(self._options.address, cores_given()):
+                guardian.watch_folder(folder)
+            return guardian, RayExecutor(self._shop, local_wishes(self._targets), cores_given())
+        except BaseException:
+            guardian.close()
+            raise
+
+
+def _executor(options: Options, shop: Shop, plan: Plan, run_id: str) -> Executor:
+    """The executor that the options ask for."""
+    return LocalExecutor(shop) if options.executor == "local" else _OnRay(options, shop, plan.targets, run_id)
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
@@ -180,7 +216,7 @@ def table_row(row: Row) -> dict[str, Any]:
         "shape": f"{spec.batch} x {spec.num_heads}/{spec.num_kv_heads} x {spec.seqlen_q}x{spec.seqlen_k} d{spec.head_dim}"
         + ("" if spec.head_dim == spec.head_dim_v else f"/{spec.head_dim_v}"),
         "dtype": spec.dtype,
-        "target": row.get("target") or "",
+        "target": row["_target"],
         "ours_ms": ms("p50_s"),
         "rival": row.get("baseline_name") if ok else None,
         "rival_ms": ms("baseline_p50_s"),

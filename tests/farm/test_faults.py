@@ -1,0 +1,131 @@
+"""Sweeps that are killed: a valid catalog, no process left behind, and no attempt done again that had ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from catalog import store
+from farm import standin
+
+PLAN = """
+name: faults
+tuning: {{candidates: 2}}
+models:
+  - name: {name}
+    num_heads: 1
+    head_dim: 16
+    seqlens: {lengths}
+"""
+ATTEMPTS_EACH = 3  # two candidates, and the better one again
+
+
+class Killed:
+    """A sweep with stand-in kernels in a session of its own, as a terminal would start it."""
+
+    def __init__(self, folder: Path, words: str, problems: int = 6) -> None:
+        self.folder, self.total = folder, problems * ATTEMPTS_EACH
+        (folder / "plan.yaml").write_text(PLAN.format(name=words, lengths=list(range(5, 5 + problems))))
+        self.log = folder / "cache" / "standin.log"
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-m", "farm", "sweep", str(self.folder / "plan.yaml"), "--stages", "farm.standin", "--json", "--catalog", str(self.folder / "c")]  # noqa: E501  # fmt: skip
+
+    def environment(self) -> dict[str, str]:
+        return os.environ | {"FARM_CACHE": str(self.folder / "cache"), "FAULT_TEST": str(self.folder)}
+
+    def start(self) -> subprocess.Popen[str]:
+        return subprocess.Popen(self.argv, env=self.environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: E501  # fmt: skip
+
+    def finish(self) -> dict:
+        done = subprocess.run([*self.argv, "--executor", "local"], env=self.environment(), capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    def wait_for_rows(self, count: int) -> None:
+        until = time.monotonic() + 60
+        while len(standin.counts(self.folder / "cache")["done"]) < count:
+            assert time.monotonic() < until, "no rows"
+            time.sleep(0.02)
+
+    def left(self) -> list[int]:
+        """Living processes that were started by this sweep, by their environment or an open file below its folders."""
+        mark = f"FAULT_TEST={self.folder}".encode()
+        found = []
+        for process in Path("/proc").iterdir():
+            if process.name.isdigit() and int(process.name) != os.getpid():
+                try:
+                    state = (process / "stat").read_text().rpartition(")")[2].split()[0]
+                    if state != "Z" and mark in (process / "environ").read_bytes():
+                        found.append(int(process.name))
+                except OSError:
+                    continue
+        return found
+
+
+def check_after_kill(sweep: Killed) -> None:
+    """Everything that has to hold ten seconds after a kill, and after the start that follows."""
+    until = time.monotonic() + 10
+    while sweep.left() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not sweep.left(), "processes outlive the sweep"
+    before = store.open(sweep.folder / "c", damaged="raise").rows(["attempt_key", "reason_code"]).to_pylist()
+    ended = {row["attempt_key"] for row in before if row["reason_code"] == "ok"}
+    ran = standin.counts(sweep.folder / "cache")["done"]
+    summary = sweep.finish()
+    again = standin.counts(sweep.folder / "cache")["done"]
+    assert summary["planned"] == sum(summary["by_reason"].values())
+    assert summary["known"] == len(ended) and summary["known"] + summary["planned"] == sweep.total
+    assert all(again[key] == ran[key] for key in ended), "an attempt that had ended was made again"
+    rows = store.open(sweep.folder / "c").rows(["attempt_key", "reason_code"]).to_pylist()
+    assert len(rows) == len({row["attempt_key"] for row in rows}) == sweep.total
+    assert {row["reason_code"] for row in rows} == {"ok"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, number: signal.Signals) -> None:
+    sweep = Killed(tmp_path, "prove=0.15 child")
+    running = sweep.start()
+    sweep.wait_for_rows(4)
+    if number == signal.SIGINT:
+        os.killpg(running.pid, number)  # a terminal sends it to the whole group
+    else:
+        running.send_signal(number)
+    stopped = time.monotonic()
+    out, err = running.communicate(timeout=20)
+    assert time.monotonic() - stopped < 10
+    if number == signal.SIGKILL:
+        assert running.returncode == -signal.SIGKILL
+    else:
+        assert running.returncode == 130, err
+        assert "the same command goes on from there" in err and "Traceback" not in err
+        summary = json.loads(out)
+        assert summary["planned"] == sum(summary["by_reason"].values())
+        assert summary["by_reason"]["not_run"] >= 1
+    check_after_kill(sweep)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("seed", range(150))
+def test_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
+    """Any signal, at any moment of a sweep, twice; starting Ray, stopping and sealing included."""
+    chance = random.Random(seed)
+    sweep = Killed(tmp_path, "prove=0.05 child")
+    for _ in range(2):
+        running = sweep.start()
+        time.sleep(chance.uniform(0.2, 12))
+        running.send_signal(chance.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGINT, signal.SIGTERM]))
+        running.communicate(timeout=30)
+    if not (sweep.folder / "c" / "catalog.json").exists():
+        return  # killed before there was anything
+    check_after_kill(sweep)
