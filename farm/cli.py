@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
+from farm.machine_commands import doctor, variants
 from farm.tl_commands import tl_app
 
 app = typer.Typer(
@@ -25,6 +26,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(tl_app, name="tl")
+app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
+app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)
 
 PlanArgument = Annotated[Path | None, typer.Argument(help="A plan (YAML). Left out: the small default plan.", show_default=False)]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]

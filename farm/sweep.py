@@ -107,9 +107,7 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     with contextlib.closing(_executor(options, shop, plan, run_id)) as executor, opened.writer(run_id) as writer:
         tally = Tally(expected=_expected(plan))
         with make_display(tally, executor.state, options.quiet) as display:
-            sweep = Sweep(
-                executor, writer, KnownRows(opened), display, plan.budget, stages_of(shop).row_without_verdict
-            )
+            sweep = Sweep(executor, writer, KnownRows(opened), display, plan.budget, stages_of(shop).row_without_verdict)
             counts = asyncio.run(_run(sweep, plan, shop, display))
     opened.record_run(run_id, sweep_id, counts.planned, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from farm.console import InputError
 
 if TYPE_CHECKING:
-    from generator.spec import AttentionSpec
-    from generator.tl.diagnostics import Diagnostic
     from generator.tl.ir import Program
 
 tl_app = typer.Typer(no_args_is_help=True, help="The Thinking Language by itself: check, format, run and translate a file.")
@@ -41,53 +39,47 @@ def _read(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
-def diagnose(data: bytes) -> tuple[Program | None, tuple[Diagnostic, ...]]:
-    """The program, if the text gives one, and everything that parser and checker say of it."""
-    from generator.tl.checker import check
-    from generator.tl.diagnostics import has_errors, in_order
-    from generator.tl.parser import parse
-
-    parsed = parse(data)
-    found = parsed.diagnostics
-    if parsed.program is not None and not has_errors(found):
-        found = in_order((*found, *check(parsed.program)))
-    return parsed.program, found
-
-
 def valid_program(name: str) -> Program:
     """The checked program of a file; prints what is wrong and exits with 2 otherwise."""
-    from generator.tl.diagnostics import has_errors, render
+    from generator.tl.checker import parse_and_check
+    from generator.tl.diagnostics import render
 
     data = read_source(name)
-    program, found = diagnose(data)
-    if program is None or has_errors(found):
-        typer.echo(render(found, data.decode(errors="replace"), name), err=True)
+    parsed = parse_and_check(data)
+    if parsed.program is None:
+        typer.echo(render(parsed.diagnostics, data.decode(errors="replace"), name), err=True)
         raise typer.Exit(2)
-    return program
+    return parsed.program
 
 
 @tl_app.command(epilog="Example: farm tl check examples/tl/causal.tl")
-def check(file: FileArgument, as_json: JsonOption = False, strict: Annotated[bool, typer.Option(help="Warnings count too.")] = False) -> None:
+def check(
+    file: FileArgument, as_json: JsonOption = False, strict: Annotated[bool, typer.Option(help="Warnings count too.")] = False
+) -> None:
     """Everything that is wrong with a program, at once. Exit code 2 when there is an error."""
-    from generator.tl.diagnostics import has_errors, render, to_plain
+    from generator.tl.checker import parse_and_check
+    from generator.tl.diagnostics import render, to_plain
 
     data = read_source(file)
-    program, found = diagnose(data)
+    parsed = parse_and_check(data)
+    program, found = parsed.program, parsed.diagnostics
     if as_json:
-        typer.echo(json.dumps({"file": file, "valid": program is not None and not has_errors(found), "diagnostics": to_plain(found)}))
+        typer.echo(json.dumps({"file": file, "valid": program is not None, "diagnostics": to_plain(found)}))
     elif found:
         typer.echo(render(found, data.decode(errors="replace"), file), err=True)
     else:
         assert program is not None
         typer.echo(f"{file}: {program.stage} {program.name}: no errors")
-    if has_errors(found) or (strict and found):
+    if program is None or (strict and found):
         raise typer.Exit(2)
 
 
 @tl_app.command(epilog="Example: farm tl fmt examples/tl/causal.tl --check")
 def fmt(
     file: FileArgument,
-    check_only: Annotated[bool, typer.Option("--check", help="Print nothing; exit 1 unless the file is in canonical form.")] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Print nothing; exit 1 unless the file is in canonical form.")
+    ] = False,
 ) -> None:
     """The canonical form of a program, on standard output. Comments are not part of a program and are left out."""
     from generator.tl.printer import print_program
@@ -104,7 +96,9 @@ def translate(
     file: FileArgument,
     target: Annotated[str, typer.Option(help="A target: cpu, sm_75, sm_80, sm_90a.")] = "cpu",
     settings: SetOption = None,
-    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the source goes; standard output otherwise.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Where the source goes; standard output otherwise.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """A program as source text for a target. Holes that --set leaves open get their first choice."""
@@ -125,6 +119,34 @@ def translate(
         output.write_text(result.source)
     else:
         sys.stdout.write(result.source)
+
+
+@tl_app.command(epilog="Example: farm tl run examples/tl/causal.tl")
+def run(
+    file: FileArgument,
+    inputs: Annotated[
+        Path | None, typer.Option(help="Arrays by name (.npz) instead of random ones at the header's sizes.")
+    ] = None,
+    settings: SetOption = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the outputs go (.npz).")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a program in the interpreter and compare it with the oracle that the file's header names. Exit code 1 when they differ."""
+    from farm.tl_run import run_file
+
+    data = read_source(file)
+    program = valid_program(file) if file != "-" else None
+    if program is None:
+        raise InputError("FILE", "expected a file: its folder is where the header's oracle is looked for")
+    results = run_file(filled(program, settings or []), data.decode(), Path(file), inputs, _numbers(settings or []), seed, output)
+    if as_json:
+        typer.echo(json.dumps(results))
+    else:
+        for result in results:
+            typer.echo(result["line"])
+    if any(result.get("agrees") is False for result in results):
+        raise typer.Exit(1)
 
 
 def filled(program: Program, settings: list[str]) -> Program:

@@ -92,7 +92,9 @@ def _dict(module: ModuleType, name: str, kind: type | None) -> dict[str, Any]:
         raise VariantsError(f"{module.__file__}: {name}: expected a dict, found {type(found).__name__}")
     for key, value in found.items():
         if kind is not None and (not isinstance(value, kind) or value.name != key):
-            raise VariantsError(f"{module.__file__}: {name}[{key!r}]: expected a {kind.__name__} of that name, found {value!r:.80}")
+            raise VariantsError(
+                f"{module.__file__}: {name}[{key!r}]: expected a {kind.__name__} of that name, found {value!r:.80}"
+            )
         if kind is None and not callable(value):
             raise VariantsError(f"{module.__file__}: {name}[{key!r}]: expected a function, found {value!r:.80}")
     return found
@@ -105,7 +107,9 @@ def _check(path: Path, name: str, references: dict[str, Any]) -> None:
         raise VariantsError(f"{path}: {name}: REFERENCES has no dense definition of it, and without one nothing can be judged")
 
 
-def _register(masks: dict[str, Any], scores: dict[str, Any], references: dict[str, Any], inputs: dict[str, Any], path: Path) -> None:
+def _register(
+    masks: dict[str, Any], scores: dict[str, Any], references: dict[str, Any], inputs: dict[str, Any], path: Path
+) -> None:
     from verifier.inputs import register_captured
     from verifier.oracle import register_mask, register_score
 

@@ -15,7 +15,11 @@ MASKS = {
         "dilated",
         "a query sees itself and every `step`-th of the `reach` keys before it",
         "kv <= q and kv >= q - Reach and (q - kv) % Step == 0",
-        (Parameter("reach", "int", "keys back that are looked at", minimum=0), Parameter("step", "int", "distance", minimum=1), ALIGN),
+        (
+            Parameter("reach", "int", "keys back that are looked at", minimum=0),
+            Parameter("step", "int", "distance", minimum=1),
+            ALIGN,
+        ),
         (
             Scalar("Reach", "i32", "keys back that are looked at", lambda p: p["reach"], positive=False),
             Scalar("Step", "i32", "distance of the keys that are seen", lambda p: p["step"], positive=True),

@@ -47,7 +47,9 @@ class Killed:
         return subprocess.Popen(self.argv, env=self.environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: E501  # fmt: skip
 
     def finish(self) -> dict:
-        done = subprocess.run([*self.argv, "--executor", "local"], env=self.environment(), capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            [*self.argv, "--executor", "local"], env=self.environment(), capture_output=True, text=True, timeout=120
+        )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 

@@ -1,0 +1,173 @@
+"""What this machine can build, verify and load, what is missing, and the command that mends it. Changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal
+
+from farm.config import Config
+
+State = Literal["ok", "missing", "limited"]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fact. `missing` stops something that a plan may ask for, `limited` works worse; `cure` is a command."""
+
+    name: str
+    state: State
+    detail: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    findings: tuple[Finding, ...]
+    can_build: tuple[str, ...]
+    can_verify: tuple[str, ...]
+    can_load: tuple[str, ...]
+
+    @property
+    def well(self) -> bool:
+        """Whether a sweep of the default plan would work here."""
+        return "cpu" in self.can_build and "cpu" in self.can_verify
+
+    def plain(self) -> dict[str, Any]:
+        return asdict(self) | {"well": self.well}
+
+
+def examine(config: Config, catalog: str | None = None) -> Examination:
+    """Looks at everything that a sweep and a loader need here; asks no network and starts no kernel."""
+    findings = tuple(
+        finding
+        for look in (_python, _compiler, _cpu, _space, _torch, _ray, _cuda_compiler, _gpu, lambda: _places(config, catalog))
+        for finding in look()
+    )
+    states = {f.name: f.state for f in findings}
+    cpu = ("cpu",) if states["C++ compiler"] == "ok" and platform.machine() == "x86_64" else ()
+    cuda = ("sm_75", "sm_80", "sm_90a") if states["CUDA compiler"] == "ok" else ()
+    has_gpu = states["GPU"] == "ok"
+    here = (*(("cpu",) if platform.machine() == "x86_64" else ()), *(_targets_of_gpus() if has_gpu else ()))
+    return Examination(findings, (*cpu, *cuda), tuple(t for t in here if t in (*cpu, *cuda)), here)
+
+
+def _python() -> Iterator[Finding]:
+    version = platform.python_version()
+    fits = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    yield Finding(
+        "Python", "ok" if fits else "missing", f"{version} at {sys.executable}", "" if fits else "make PYTHON=python3.11"
+    )
+
+
+def _compiler() -> Iterator[Finding]:
+    from verifier.compile import NoCompiler, find_compiler
+
+    try:
+        found = find_compiler()
+        yield Finding("C++ compiler", "ok", f"{' '.join(found.command)}: {found.version}")
+    except NoCompiler as error:
+        yield Finding("C++ compiler", "missing", str(error), "apt install g++   (or: pip install ziglang)")
+
+
+def _cpu() -> Iterator[Finding]:
+    from verifier.environment import cache_bytes, cores_given, cpu_name, isa_levels
+
+    levels = [level for level in isa_levels() if level != "baseline"]
+    caches = ", ".join(f"{name.upper()} {size >> 10} KiB" for name, size in cache_bytes().items() if size)
+    detail = f"{cpu_name()}, {cores_given()} cores, {', '.join(levels) or 'no vector extension that is used'}, {caches}"
+    if platform.machine() != "x86_64":
+        yield Finding("CPU", "missing", f"{platform.machine()}: the cpu target is written for x86-64")
+    elif not levels:
+        yield Finding("CPU", "limited", detail + "; kernels will be slow without AVX2")
+    else:
+        yield Finding("CPU", "ok", detail)
+
+
+def _space() -> Iterator[Finding]:
+    import psutil
+
+    memory = psutil.virtual_memory().available
+    free = shutil.disk_usage(tempfile.gettempdir()).free
+    few = memory < 4 << 30
+    yield Finding("memory", "limited" if few else "ok", f"{memory / 2**30:.1f} GiB free" + ("; 4 GiB are advised" if few else ""))
+    full = free < 2 << 30
+    yield Finding("disk", "limited" if full else "ok", f"{free / 2**30:.1f} GiB free in {tempfile.gettempdir()}")
+
+
+def _torch() -> Iterator[Finding]:
+    if find_spec("torch") is None:
+        yield Finding("torch", "missing", "not installed", "pip install torch")
+        return
+    import torch
+
+    yield Finding("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _ray() -> Iterator[Finding]:
+    from verifier.environment import package_version
+
+    version = package_version("ray")
+    if version:
+        yield Finding("Ray", "ok", version)
+    else:
+        yield Finding("Ray", "limited", "not installed; `farm sweep --executor local` works", "pip install ray")
+
+
+def _cuda_compiler() -> Iterator[Finding]:
+    from verifier.environment import package_version
+
+    nvrtc, core = package_version("nvidia-cuda-nvrtc"), package_version("cuda-core")
+    if nvrtc and core:
+        yield Finding("CUDA compiler", "ok", f"NVRTC {nvrtc} through cuda-core {core}: builds for every card, no GPU needed")
+    else:
+        lacks = " and ".join(n for n, v in (("nvidia-cuda-nvrtc", nvrtc), ("cuda-core", core)) if not v)
+        yield Finding("CUDA compiler", "limited", f"{lacks} not installed: no CUDA target can be built", "pip install '.[cuda]'")
+
+
+def _gpu() -> Iterator[Finding]:
+    from verifier.environment import NoDevice, device_key
+
+    try:
+        key = device_key("cuda:0")
+        yield Finding("GPU", "ok", str(key))
+    except NoDevice as error:
+        detail = str(error).removeprefix("device: ")
+        yield Finding("GPU", "limited", f"none that can be used ({detail}); CUDA rows will say compiled_unverified")
+
+
+def _targets_of_gpus() -> tuple[str, ...]:
+    """Targets whose code runs on the first GPU: its own, and those of older cards, whose code is then only checked."""
+    from verifier.environment import device_key
+
+    major = int(str(device_key("cuda:0")["compute_capability"]).split(".")[0])
+    return tuple(
+        t for t, least in (("sm_75", 7), ("sm_80", 8), ("sm_90a", 9)) if (major == least or (t != "sm_90a" and major > least))
+    )
+
+
+def _places(config: Config, catalog: str | None) -> Iterator[Finding]:
+    folder = config.cache
+    while not folder.exists():
+        folder = folder.parent
+    writable = os.access(folder, os.W_OK)
+    cure = "" if writable else "export FARM_CACHE=/a/folder/of/yours"
+    yield Finding("binary cache", "ok" if writable else "missing", str(config.cache), cure)
+    where = catalog or config.catalog
+    if "://" not in where and not Path(where).exists():
+        yield Finding("catalog", "limited", f"{where}: none there yet", f"farm sweep --catalog {where}")
+        return
+    from catalog import store
+
+    try:
+        opened = store.open(where, recover=False)
+        yield Finding("catalog", "ok", f"{opened.uri}: {opened.count()} rows, {opened.count({'status': 'ok'})} verified")
+    except ValueError as error:
+        yield Finding("catalog", "missing", str(error))

@@ -1,0 +1,68 @@
+"""`farm doctor`, `targets`, `variants`: what this machine and this installation can do. Parses flags and prints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from farm.console import EXIT_FAILED
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+
+MARKS = {"ok": "ok     ", "limited": "limited", "missing": "MISSING"}
+
+
+def doctor(
+    catalog: Annotated[str | None, typer.Option(help="Look at this catalog as well.")] = None, as_json: JsonOption = False
+) -> None:
+    """What this machine can build, verify and load, what is missing, and the command that mends it. Exit code 1 when a sweep cannot run."""
+    from farm.config import load_config
+    from farm.doctor import examine
+
+    found = examine(load_config(), catalog)
+    if as_json:
+        typer.echo(json.dumps(found.plain()))
+    else:
+        for finding in found.findings:
+            typer.echo(f"{MARKS[finding.state]}  {finding.name}: {finding.detail}")
+            if finding.cure and finding.state != "ok":
+                typer.echo(f"         mend it with: {finding.cure}")
+        for what, targets in (("build for", found.can_build), ("verify", found.can_verify), ("load", found.can_load)):
+            typer.echo(f"This machine can {what}: {', '.join(targets) or 'nothing'}")
+    if not found.well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def variants(
+    file: Annotated[Path | None, typer.Argument(help="A Python file with rules of your own, to be shown too.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """The mask and score rules that a plan may name, with their parameters."""
+    from farm.variants import load_variants
+    from generator.masks import MASKS
+    from generator.scores import SCORES
+
+    if file is not None:
+        load_variants(file)
+    rules = [("mask", r.name, r.description, r.parameters) for r in MASKS.values()]
+    rules += [("score", r.name, r.description, r.parameters) for r in SCORES.values()]
+    if as_json:
+        plain = [
+            {
+                "kind": k,
+                "name": n,
+                "description": d,
+                "parameters": {p.name: {"allowed": p.allowed, "default": p.default} for p in ps},
+            }
+            for k, n, d, ps in rules
+        ]
+        typer.echo(json.dumps(plain))
+        return
+    for kind, name, description, parameters in rules:
+        typer.echo(f"{kind} {name}: {description}")
+        for p in parameters:
+            default = "must be given" if p.default is None else f"default {p.default}"
+            typer.echo(f"    {p.name}: {p.allowed}; {p.meaning} ({default})")
