@@ -18,7 +18,7 @@ MARKS = {"ok": "ok     ", "limited": "limited", "missing": "MISSING"}
 def doctor(
     catalog: Annotated[str | None, typer.Option(help="Look at this catalog as well.")] = None, as_json: JsonOption = False
 ) -> None:
-    """What this machine can build, verify and load, what is missing, and the command that mends it. Exit code 1 when a sweep cannot run."""
+    """What this machine can build, verify and load, what is missing, and how to mend it. Exit code 1 when no sweep can run."""
     from farm.config import load_config
     from farm.doctor import examine
 

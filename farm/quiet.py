@@ -1,8 +1,8 @@
 """Keeps compilers away from the cores while something is timed on them: many may compile, or one may measure. Times nothing.
 
-The locks are files that every farm of this machine takes, whoever started it, and that the system lets go of when a process dies. A
-gate keeps measuring from waiting for ever: who wants to measure holds it while the compilers that are inside finish, and no new
-one enters.
+The locks are files that every farm of this machine takes, whoever started it, and that the system lets go of when a process
+dies. A gate keeps measuring from waiting for ever: who wants to measure holds it while the compilers that are inside finish,
+and no new one enters.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a program in the interpreter and compare it with the oracle that the file's header names. Exit code 1 when they differ."""
+    """Run a program in the interpreter, beside the oracle that the file names. Exit code 1 when they differ."""
     from farm.tl_run import run_file
 
     data = read_source(file)

@@ -1,8 +1,8 @@
 """A user's own mask and score rules, from a Python file that a plan names. Defines no rule; edits no package.
 
-The file holds three dicts: `MASKS` (name -> generator.masks.MaskRule) and `SCORES` (name -> generator.scores.ScoreRule) say in TL what
-the kernel computes; `REFERENCES` (name -> function) says the same once more as dense float64 code for the judge, who takes no rule
-without it. `INPUTS` (captured tensor -> function) is optional. examples/variants/ has one.
+The file holds three dicts: `MASKS` (name -> generator.masks.MaskRule) and `SCORES` (name -> generator.scores.ScoreRule) say in
+TL what the kernel computes; `REFERENCES` (name -> function) says the same once more as dense float64 code for the judge, who
+takes no rule without it. `INPUTS` (captured tensor -> function) is optional. examples/variants/ has one.
 """
 
 from __future__ import annotations

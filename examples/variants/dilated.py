@@ -1,7 +1,7 @@
 """A mask of one's own, without editing the package: a causal window that looks at every `step`-th key only.
 
-Name this file in a plan (`variants: dilated.py`), and `masks: [{dilated: {reach: 256, step: 2}}]` is a rule like any other: the rule
-author writes its kernel, the judge holds it against REFERENCES, and the tiles beyond the window are skipped.
+Name this file in a plan (`variants: dilated.py`), and `masks: [{dilated: {reach: 256, step: 2}}]` is a rule like any other: the
+rule author writes its kernel, the judge holds it against REFERENCES, and the tiles beyond the window are skipped.
 """
 
 from __future__ import annotations
