@@ -28,7 +28,7 @@ from verifier.records import Binary, CompileFailed
 
 BASE_FLAGS = (
     "-O2", "-std=c++17", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-fno-trapping-math",
-    "-fno-threadsafe-statics", "-w", "-Wl,-z,now", "-Wl,-z,noexecstack",
+    "-fno-threadsafe-statics", "-ffp-contract=off", "-w", "-Wl,-z,now", "-Wl,-z,noexecstack",
 )  # fmt: skip
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")

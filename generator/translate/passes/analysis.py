@@ -67,6 +67,8 @@ class LoopPlan:
     schedule: Schedule
     covered: bool
     dead_first: tuple[int, ...]
+    columns: tuple[Expr, ...]
+    column_tiles: frozenset[str]
     notes: tuple[str, ...]
 
 
@@ -159,6 +161,8 @@ def _plan(loop: For, found: list[Found], proof: LoopProof, program: Program, sco
         order,
         bool(skipping),
         proof.dead_first,
+        proof.columns,
+        proof.column_tiles,
         tuple(notes),
     )
 
@@ -224,6 +228,8 @@ def _plain_loop(p: LoopPlan) -> dict[str, Any]:
         "deferred": list(p.schedule.deferred),
         "covered": p.covered,
         "dead_first": statements(p.dead_first),
+        "columns": [show(e) for e in p.columns],
+        "column_tiles": sorted(p.column_tiles),
         "notes": list(p.notes),
     }
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from generator.tl.ir import Expr, For, If, Program, Stmt, walk_statements
+from generator.translate.passes.columns import column_tiles, neutral
 from generator.translate.passes.scope import Scope, carried, defs, defs_of, flatten
 from generator.translate.passes.signs import Signs, is_finite
 from generator.translate.passes.values import Node, Values
@@ -24,11 +25,14 @@ class LoopProof:
     """skippable: the tests whose falsity over a whole tile makes the tile the identity. why: what could not be shown.
 
     dead_first: positions in the body of statements that leave a carried value as it was when the first iteration runs them.
+    columns: the tests of `skippable` that, false for a whole column of `column_tiles`, leave nothing of it behind.
     """
 
     skippable: tuple[Expr, ...]
     why: str
     dead_first: tuple[int, ...]
+    columns: tuple[Expr, ...] = ()
+    column_tiles: frozenset[str] = frozenset()
 
 
 def prove(program: Program, scope: Scope, tests: Mapping[int, tuple[Expr, ...]]) -> dict[int, LoopProof]:
@@ -90,7 +94,10 @@ class _Prover:
         closed = self._closed(loop, index, state, cases + touched)
         from_cases = self._identities(loop, index, state, cases + touched) if closed else ()
         skippable = tuple(t for t in self.tests.get(index, ()) if t in from_anything or t in from_cases)
-        self.proofs[index] = LoopProof(skippable, self._why(index, skippable, closed), self._dead_first(loop, state, cases))
+        tied = column_tiles(loop, self.program, self.scope, skippable)
+        hidden = neutral(loop, tied, skippable, cases + touched if closed else unknown, self.values)
+        why = self._why(index, skippable, closed)
+        self.proofs[index] = LoopProof(skippable, why, self._dead_first(loop, state, cases), hidden, tied if hidden else frozenset())
         return cases + touched if closed else unknown
 
     def _why(self, index: int, skippable: tuple[Expr, ...], closed: bool) -> str:

@@ -1,0 +1,96 @@
+"""Products as calls of the runtime's register tiles: which operand is broadcast, which is read in vectors, with which strides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from generator.tl.ir import Gemm
+from generator.translate.cpu.layouts import Layout, broadcast_operand, vector_operand
+from generator.translate.cpu.names import tile_name
+from generator.translate.cpu.ops import Product
+from generator.translate.cpu.unit import Unit, padded
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A tile in memory: address of element (0, 0), and the strides of its rows and columns."""
+
+    at: str
+    by_row: str
+    by_column: str
+
+    def moved(self, by: str, stride: str) -> str:
+        return self.at if by == "0" else f"{self.at} + {by}" + ("" if stride == "1" else f" * {stride}")
+
+
+def place_of(unit: Unit, name: str, turned: bool = False) -> Place:
+    """turned: of a loaded tile, its transpose."""
+    tile = unit.tile(name)
+    if tile.loaded:
+        return Place(f"q_{name}", "1", padded(tile.shape[0])) if turned else Place(f"w_{name}.p", f"w_{name}.ld", "1")
+    if unit.is_lanes(name):
+        return Place(unit.buffer(name), "1", padded(tile.shape[0]))
+    return Place(unit.buffer(name), padded(tile.shape[1]), "1")
+
+
+def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
+    """The part of the contracted length that holds anything."""
+    size = unit.tile(g.a).shape[0 if g.a_transposed else 1]
+    return ("0", str(size)) if g.a_transposed else unit.span(unit.span_of(g.a, loop), size)
+
+
+def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
+    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane], i being what is broadcast: columns of a LANES result, rows of a ROWS result."""
+    g = op.gemm
+    layout = unit.placement.layout[g.into]
+    result, lanes_first = unit.tile(g.into), layout is Layout.LANES
+    before, vector = _vector(unit, g, layout)
+    other = broadcast_operand(g, layout)
+    place = place_of(unit, other)
+    transposed = g.b_transposed if lanes_first else g.a_transposed
+    # A: element (row i of the product, t). As B it is (t, column i).
+    if lanes_first:
+        si, st = (place.by_row, place.by_column) if transposed else (place.by_column, place.by_row)
+    else:
+        si, st = (place.by_column, place.by_row) if transposed else (place.by_row, place.by_column)
+    t0, t1 = contraction(unit, g, loop)
+    ldb = vector.by_column if vector.by_row == "1" and _runs_down(g, layout) else vector.by_row
+    lanes = padded(result.shape[0 if lanes_first else 1])
+    i0, i1 = unit.columns(g.into, loop) if lanes_first else ("0", unit.rows(result.shape[0]))
+    a = place.moved(i0, si) if t0 == "0" else f"{place.moved(i0, si)} + {t0}" + ("" if st == "1" else f" * {st}")
+    scale, by = "nullptr", "NONE"
+    if op.scale is not None:
+        scale, by = tile_name(op.scale), "BY_LANE" if lanes_first else "BY_ROW"
+    call = ", ".join([
+        _minus(i1, i0), a, si, st, vector.moved(t0, ldb), ldb, _minus(t1, t0),
+        f"{unit.buffer(g.into)}" + ("" if i0 == "0" else f" + {i0} * {lanes}"), lanes, scale,
+    ])  # fmt: skip
+    return [*before, f"product<{lanes}, {'true' if g.accumulate else 'false'}, {by}>({call});"]
+
+
+def _minus(a: str, b: str) -> str:
+    return a if b == "0" else f"{a} - {b}"
+
+
+def _runs_down(g: Gemm, layout: Layout) -> bool:
+    return vector_operand(g, layout)[1]
+
+
+def _vector(unit: Unit, g: Gemm, layout: Layout) -> tuple[list[str], Place]:
+    """The operand that is read in vectors; a register tile that lies the other way is transposed into scratch first."""
+    name, down = vector_operand(g, layout)
+    tile = unit.tile(name)
+    if tile.loaded:
+        return [], place_of(unit, name, turned=down)
+    if unit.is_lanes(name) == down:
+        return [], place_of(unit, name)
+    scratch = f"y{len(unit.members)}_{tile_name(name)}"
+    rows, cols = tile.shape
+    lines, out_lines = (rows, cols) if not unit.is_lanes(name) else (cols, rows)
+    unit.members.append(f"alignas(64) float {scratch}[{out_lines} * {padded(lines)}];")
+    ld = padded(out_lines)
+    text = (
+        f"transpose({unit.buffer(name)}, {ld}, {lines}, {out_lines}, {scratch}, {padded(lines)}, {padded(lines)}, {out_lines});"
+    )
+    place = Place(scratch, "1", padded(rows)) if down else Place(scratch, padded(cols), "1")
+    return [text], place

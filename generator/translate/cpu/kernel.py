@@ -1,0 +1,220 @@
+"""One translation: the passes in order, then the source text put together. The parts are written by the other files of this folder."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from generator.targets import Target
+from generator.tl.ir import For, Gemm, Op, Program, Var, walk, walk_statements
+from generator.tl.printer import program_hash
+from generator.translate.cpu.copies import declare_load, declare_matrix, enter_matrix
+from generator.translate.cpu.layouts import place
+from generator.translate.cpu.limits import LimitTests, find_limits, grows_with
+from generator.translate.cpu.loops import BodyWriter
+from generator.translate.cpu.names import Names, tile_name
+from generator.translate.cpu.nests import Sections
+from generator.translate.cpu.ops import Loop, Ops, Product, Refused, every, lower
+from generator.translate.cpu.types import Types
+from generator.translate.cpu.unit import Unit, indent, padded
+from generator.translate.passes import Analysis, analyze
+from generator.translate.records import Launch, ScalarParameter, TensorParameter, Translated, Untranslatable
+
+RUNTIME = ("simd.h", "call.h", "limits.h", "tiles.h")
+#: Blocks of at most so many rows keep their columns in lanes: a share of a vector of rows would be wasted otherwise.
+SMALL_ROWS = 4
+
+
+def translate_cpu(program: Program, target: Target) -> Translated | Untranslatable:
+    """`program` is core code (expanded, filled)."""
+    try:
+        return _translate(program, target)
+    except Refused as refused:
+        return Untranslatable(refused.reason, str(refused), refused.line)
+
+
+def _translate(program: Program, target: Target) -> Translated:
+    analysis = analyze(program)
+    unit = plan(analysis)
+    entry = "farm_" + re.sub(r"\W", "_", program.name or "kernel")
+    body = BodyWriter(unit, Sections(unit.ops, unit.types, unit.placement, unit.spans)).body(unit.ops.body, None)
+    source = "\n".join([*_head(program), *_runtime(), *_arguments(unit), *_block(unit, body), *_entry(unit, entry), ""])
+    return Translated(target.name, "c++", source, launch(program, entry, target), program_hash(program), schedule(unit))
+
+
+def plan(analysis: Analysis) -> Unit:
+    """Everything that is decided before text is written."""
+    program = analysis.program
+    ops = lower(program, analysis.scope)
+    types = Types.of(program, ops.tiles)
+    scalars = {n: f"a_{n}" for n in program.arguments} | {a.name: f"g_{a.name}" for a in program.axes}
+    scalars |= {s.var: f"v_{s.var}" for s in walk_statements(program.code) if isinstance(s, For)}
+    use_skip = program.hints.get("skip") != "off"
+    limits = {
+        op.index: find_limits(op, analysis.loops[op.index], types, use_skip) for op in every(ops.body) if isinstance(op, Loop)
+    }
+    spans = frozenset((i, n) for i, tests in limits.items() for n in _hidden_columns(analysis, i, tests))
+    rows = max((t.rows for t in ops.tiles.values() if not t.loaded and t.shape), default=1)
+    live = analysis.live_rows if _rows_stay_apart(ops, rows) else None
+    return Unit(program, analysis, ops, types, Names(types, scalars), place(ops, SMALL_ROWS), limits, spans, live, rows)
+
+
+def _hidden_columns(analysis: Analysis, loop: int, tests: LimitTests) -> frozenset[str]:
+    """Tiles of a loop whose unseen columns need not be computed: every test that hides one has to be neutral there."""
+    hidden = analysis.loops[loop].columns
+    skipping = [m for m in tests.masked if m.skippable]
+    return analysis.loops[loop].column_tiles if skipping and all(m.test in hidden for m in skipping) else frozenset()
+
+
+def _rows_stay_apart(ops: Ops, rows: int) -> bool:
+    """Whether a row of the block reaches no other row: then those past the end of the outputs need not be right."""
+    made = {n for n, t in ops.tiles.items() if not t.loaded}
+    if any(t.rows != rows for n, t in ops.tiles.items() if n in made and t.shape):
+        return False
+    return not any(isinstance(op, Product) and (op.gemm.b in made or op.gemm.a_transposed) for op in every(ops.body))
+
+
+# ----------------------------------------------------------------------------------------------------------------- texts
+
+
+def _head(program: Program) -> list[str]:
+    return [
+        f"// {program.name}: code for CPUs, translated by rules from a Thinking Language program. Do not edit.",
+        "// t_: tiles, m_: matrices as the block sees them, w_: where a copied tile lies, q_: its transpose, a_: arguments, g_: grid, v_: loops.",
+    ]
+
+
+def _runtime() -> list[str]:
+    folder = files("generator.translate.cpu") / "runtime"
+    return [line for name in RUNTIME for line in ("", f"// ---- {name}", (folder / name).read_text().rstrip())]
+
+
+def _arguments(unit: Unit) -> list[str]:
+    p = unit.program
+    ints = [n for n, a in p.arguments.items() if a.dtype == "i32"]
+    others = [n for n, a in p.arguments.items() if a.dtype != "i32"]
+    out = ["", "// ---- the kernel", "namespace {", "struct Arguments {"]
+    out += indent([f"int64_t a_{n};" for n in ints] + [f"float a_{n};" for n in others])
+    out += indent([f"int64_t n_{a.name}, g_{a.name};  // grid axis: its extent, and where this block stands" for a in p.axes])
+    matrices = [a for a in p.allocations.values() if a.level == "global"]
+    out += indent([line for a in matrices for line in declare_matrix(unit, a)])
+    fill = [f"a_{n} = call.ints[{i}];" for i, n in enumerate(ints)] + [f"a_{n} = call.floats[{i}];" for i, n in enumerate(others)]
+    fill.append("const int64_t* strides = call.strides;")
+    for i, a in enumerate(matrices):
+        ndim = len(a.offset) + len(a.shape)
+        fill.append(f"p_{a.name} = (decltype(p_{a.name}))call.tensors[{i}];")
+        if ndim:
+            fill.append(f"for (int i = 0; i < {ndim}; ++i) s_{a.name}[i] = *strides++;")
+    fill += [f"g_{a.name} = 0;" for a in p.axes] + [f"m_{a.name} = p_{a.name};" for a in matrices]
+    fill += [f"n_{a.name} = imax(0, {unit.names.text(a.extent)});" for a in p.axes]
+    out += indent(["MEMBER void begin(const FarmCall& call) {", *indent(fill), "}"])
+    count = " * ".join(f"n_{a.name}" for a in p.axes) or "1"
+    return [*out, *indent([f"MEMBER int64_t num_blocks() const {{ return {count}; }}"]), "};"]
+
+
+def _block(unit: Unit, body: list[str]) -> list[str]:
+    members = [f"int64_t v_{s.var};" for s in walk_statements(unit.program.code) if isinstance(s, For)]
+    members = list(dict.fromkeys(members)) + unit.members
+    if unit.live_rows is not None:
+        members.append("int64_t live_rows;  // rows of the block that any output keeps")
+    for name, tile in unit.ops.tiles.items():
+        if tile.loaded and tile.is_element:
+            members += declare_load(unit, name)
+        elif not tile.is_element:
+            members.append(_small_tile(name, tile.shape, tile.dtype))
+    for name in dict.fromkeys(unit.placement.buffer.values()):
+        rows, cols = unit.tile(name).shape
+        kind = "int32_t" if unit.tile(name).dtype == "i32" else "float"
+        shared = [n for n, b in unit.placement.buffer.items() if b == name]
+        members.append(f"alignas(64) {kind} {tile_name(name)}[{padded(rows)} * {padded(cols)} + VL];  // {', '.join(shared)}")
+    run = ["void run(int64_t item) {", *indent([*_enter(unit), *body]), "}"]
+    return ["", "struct Block : Arguments {", *indent([*members, *unit.functions, *run]), "};", "}  // namespace"]
+
+
+def _small_tile(name: str, shape: tuple[int, ...], dtype: str) -> str:
+    kind = "int32_t" if dtype == "i32" else "float"
+    return f"{kind} {tile_name(name)};" if not shape else f"alignas(64) {kind} {tile_name(name)}[{padded(shape[0])}];"
+
+
+def _enter(unit: Unit) -> list[str]:
+    """From the number of a block to its place in the grid, its matrices and its live rows."""
+    out = []
+    for i, a in enumerate(unit.program.axes):
+        last = i == len(unit.program.axes) - 1
+        place = "item" if last else f"item % n_{a.name}"
+        out.append(f"g_{a.name} = {f'n_{a.name} - 1 - ' if _longest_first(unit, i) else ''}{place};")
+        if not last:
+            out.append(f"item /= n_{a.name};")
+    for a in unit.program.allocations.values():
+        if a.level == "global":
+            out += enter_matrix(unit, a)
+    if unit.live_rows is not None:
+        out += [f"live_rows = {unit.names.text(unit.live_rows)};", "if (live_rows <= 0) return;"]
+    return out
+
+
+def _longest_first(unit: Unit, axis: int) -> bool:
+    """Along the fastest axis, blocks that visit more tiles start first, so that no thread ends with a long one."""
+    name = unit.program.axes[axis].name
+    bounds = [s.hi for s in walk_statements(unit.program.code) if isinstance(s, For)]
+    grows = any(Var(name) in walk(e) and not any(isinstance(x, Op) and x.fn in ("-", "neg") for x in walk(e)) for e in bounds)
+    return axis == 0 and (grows or any(grows_with(name, tests) for tests in unit.limits.values()))
+
+
+def _entry(unit: Unit, entry: str) -> list[str]:
+    return [
+        "",
+        f'extern "C" int32_t {entry}(const FarmCall* call) {{',
+        "  Arguments a;",
+        "  a.begin(*call);",
+        "  return Crew<Block>{*call, a.num_blocks()}.run();",
+        "}",
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------------- records
+
+
+def launch(program: Program, entry: str, target: Target) -> Launch:
+    written = set(program.outputs)
+    tensors = tuple(
+        TensorParameter(a.name, a.dtype, len(a.offset), len(a.shape), a.name in written)
+        for a in program.allocations.values()
+        if a.level == "global"
+    )
+    scalars = tuple(ScalarParameter(n, a.dtype, a.positive) for n, a in program.arguments.items())
+    return Launch(entry, tensors, scalars, {"isa": target.isa})
+
+
+def schedule(unit: Unit) -> dict[str, object]:
+    """The decisions as plain values, for people and for golden tests."""
+    p = unit.placement
+    products = [op for op in every(unit.ops.body) if isinstance(op, Product)]
+    return {
+        **unit.analysis.to_plain(),
+        "layouts": {n: {"layout": layout.value, "reason": p.reason[n]} for n, layout in p.layout.items()},
+        "memory": {n: b for n, b in p.buffer.items() if n != b},
+        "copies": {n: _copy_forms(unit, n) for n, t in unit.ops.tiles.items() if t.loaded and t.is_element},
+        "products": [_product_form(unit, op) for op in products],
+        "nests": unit.decisions,
+        "unseen columns left out": [f"{n} in loop {i}" for i, n in sorted(unit.spans)],
+        "rows past the end": "left out" if unit.live_rows is not None else "computed: a row may reach another, or all are kept",
+        "grid": [
+            f"{a.name}: {'longest first' if _longest_first(unit, i) else 'in order'}" for i, a in enumerate(unit.program.axes)
+        ],
+    }
+
+
+def _copy_forms(unit: Unit, name: str) -> list[str]:
+    p = unit.placement
+    forms = ["transposed once"] if name in p.turned else []
+    if name in p.plain:
+        forms.append("rows of whole vectors, packed where they are not" if name in p.padded else "read in place")
+    return forms
+
+
+def _product_form(unit: Unit, op: Product) -> str:
+    g: Gemm = op.gemm
+    kind = "columns broadcast, rows in lanes" if unit.is_lanes(g.into) else "rows broadcast, columns in lanes"
+    scaled = f", scaled by {op.scale} on loading" if op.scale else ""
+    return f"{g.into} {'+=' if g.accumulate else '='} {g.a}{'^T' if g.a_transposed else ''} {g.b}{'^T' if g.b_transposed else ''}: {kind}{scaled}"

@@ -1,0 +1,196 @@
+"""Which layout each tile has, where it is stored, and which form each product takes: decided by dataflow alone. Emits no text.
+
+Two layouts. LANES: a tile lies column by column with its rows in vector lanes, so that row reductions and row values are vertical code.
+ROWS: row by row, columns in lanes. A product of a LANES result broadcasts its second operand and needs the first one with its rows in
+lanes; a product of a ROWS result broadcasts its first operand and needs the second one with its columns in lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from generator.tl.ir import Gemm, Var, names
+from generator.translate.cpu.ops import Loop, Ops, Product, Step, Tile, Work, every, reads, writes
+
+
+class Layout(Enum):
+    LANES = "rows in lanes"
+    ROWS = "row by row"
+
+
+@dataclass(slots=True)
+class Placement:
+    """layout of every two-dimensional tile that statements write; the reason for it; buffer: whose memory a tile uses.
+
+    plain: loaded tiles that are read row by row. padded: those whose rows must fill whole vectors. turned: those that are needed
+    with rows in lanes, and are transposed as they are copied.
+    """
+
+    layout: dict[str, Layout] = field(default_factory=dict)
+    reason: dict[str, str] = field(default_factory=dict)
+    buffer: dict[str, str] = field(default_factory=dict)
+    plain: set[str] = field(default_factory=set)
+    padded: set[str] = field(default_factory=set)
+    turned: set[str] = field(default_factory=set)
+
+    def is_lanes(self, name: str) -> bool:
+        return self.layout.get(name) is Layout.LANES
+
+
+def place(ops: Ops, small_rows: int) -> Placement:
+    """`small_rows`: blocks of at most so many rows keep columns in lanes, since their rows would not fill a vector."""
+    out = Placement()
+    groups = _groups(ops)
+    for group in groups:
+        layout, reason = _choose(group, ops, small_rows)
+        for name in group:
+            out.layout[name], out.reason[name] = layout, reason
+    _needs(ops, out)
+    _share(ops, out)
+    return out
+
+
+# ------------------------------------------------------------------------------------------------------------- layouts
+
+
+def _element(ops: Ops, name: str) -> bool:
+    tile = ops.tiles.get(name)
+    return tile is not None and tile.is_element and not tile.loaded
+
+
+def _groups(ops: Ops) -> list[list[str]]:
+    """Tiles that element-wise statements tie together; each group gets one layout."""
+    parent = {n: n for n in ops.tiles if _element(ops, n)}
+
+    def root(n: str) -> str:
+        while parent[n] != n:
+            n = parent[n]
+        return n
+
+    for op in every(ops.body):
+        if isinstance(op, Step) and op.kind == "element":
+            for x in sorted(op.reads):
+                if _element(ops, x):
+                    parent[root(x)] = root(op.into)
+    out: dict[str, list[str]] = {}
+    for n in parent:
+        out.setdefault(root(n), []).append(n)
+    return list(out.values())
+
+
+def _choose(group: list[str], ops: Ops, small_rows: int) -> tuple[Layout, str]:
+    rows = max(ops.tiles[n].rows for n in group)
+    made = [op.gemm for op in every(ops.body) if isinstance(op, Product) and op.gemm.into in group]
+    reduced = any(
+        isinstance(op, Step) and op.kind.startswith("row") and op.kind != "row" and op.reads & set(group)
+        for op in every(ops.body)
+    )
+    if rows <= small_rows:
+        return Layout.ROWS, f"{rows} rows do not fill vectors"
+    if any(g.b_transposed and ops.tiles[g.b].loaded for g in made):
+        return Layout.LANES, "made by a product with a transposed loaded tile, which is then broadcast and never packed"
+    if made:
+        return Layout.ROWS, "made by a product with a tile whose rows are then the vectors, never packed"
+    if reduced:
+        return Layout.LANES, "reduced along its rows"
+    return Layout.ROWS, "no product makes it and nothing reduces it"
+
+
+# ---------------------------------------------------------------------------------------------------- needs of operands
+
+
+def vector_operand(g: Gemm, layout: Layout) -> tuple[str, bool]:
+    """The operand that is read in vectors, and whether these run along its rows (down a column)."""
+    return (g.a, not g.a_transposed) if layout is Layout.LANES else (g.b, g.b_transposed)
+
+
+def broadcast_operand(g: Gemm, layout: Layout) -> str:
+    return g.b if layout is Layout.LANES else g.a
+
+
+def _needs(ops: Ops, out: Placement) -> None:
+    for op in every(ops.body):
+        match op:
+            case Product(g):
+                layout = out.layout[g.into]
+                vector, down = vector_operand(g, layout)
+                if ops.tiles[vector].loaded:
+                    (out.turned if down else out.plain).add(vector)
+                    if not down:
+                        out.padded.add(vector)
+                if ops.tiles[broadcast_operand(g, layout)].loaded:
+                    out.plain.add(broadcast_operand(g, layout))
+            case Step():
+                _needs_of_step(op, ops, out)
+    out.plain |= {n for n, t in ops.tiles.items() if t.loaded and t.is_element and n not in out.turned | out.plain}
+
+
+def _needs_of_step(op: Step, ops: Ops, out: Placement) -> None:
+    """A loaded tile in an expression is read in the layout of the statement."""
+    loaded = [x for x in op.reads if x in ops.tiles and ops.tiles[x].loaded and ops.tiles[x].is_element]
+    if not loaded:
+        return
+    if step_layout(op, ops, out) is Layout.LANES:
+        out.turned.update(loaded)
+    else:
+        out.plain.update(loaded)
+        out.padded.update(loaded)
+
+
+def step_layout(op: Step, ops: Ops, out: Placement) -> Layout:
+    """An assignment runs in its tile's layout, a reduction in that of what it reads."""
+    if op.kind == "element":
+        return out.layout[op.into]
+    found = [out.layout[x] for x in sorted(op.reads) if x in out.layout]
+    return found[0] if found else Layout.LANES
+
+
+# --------------------------------------------------------------------------------------------------------------- memory
+
+
+def _share(ops: Ops, out: Placement) -> None:
+    """A tile made element by element from another that is dead afterwards takes its memory: a block's scores stay in L1."""
+    out.buffer = {n: n for n in out.layout}
+    clashes = _clashes(ops, set(out.layout))
+    members = {n: {n} for n in out.layout}
+    for op in every(ops.body):
+        if not isinstance(op, Step) or op.kind != "element":
+            continue
+        for x in sorted(names(op.value)):
+            if x not in out.layout or not _alike(ops.tiles[x], ops.tiles[op.into]):
+                continue
+            a, b = out.buffer[x], out.buffer[op.into]
+            if a != b and not any((p, q) in clashes for p in members[a] for q in members[b]):
+                members[a] |= members.pop(b)
+                for n in members[a]:
+                    out.buffer[n] = a
+
+
+def _alike(a: Tile, b: Tile) -> bool:
+    return a.shape == b.shape and (a.dtype == "i32") == (b.dtype == "i32")
+
+
+def _clashes(ops: Ops, tiles: set[str]) -> set[tuple[str, str]]:
+    """Pairs of tiles that hold values at the same time."""
+    out: set[tuple[str, str]] = set()
+
+    def clash(a: str, others: set[str]) -> None:
+        for b in others & tiles - {a}:
+            out.update({(a, b), (b, a)})
+
+    def visit(body: tuple[Work, ...]) -> None:
+        for op in every(body):
+            if isinstance(op, Loop):
+                continue
+            for n in writes(op) & tiles if isinstance(op, Product | Step) else ():
+                clash(n, set(ops.after(op)))
+                if isinstance(op, Product):
+                    clash(n, reads(op))
+
+    visit(ops.body)
+    return out
+
+
+def uses_only(op: Step, name: str) -> bool:
+    return op.value == Var(name)

@@ -1,0 +1,159 @@
+"""Control flow as C++: bodies as runs of sections, loops with their visible range and edge tiles, branches."""
+
+from __future__ import annotations
+
+from generator.tl.ir import ROWS, For, Gemm
+from generator.tl.printer import print_expression, print_statement
+from generator.translate.cpu.copies import load, store
+from generator.translate.cpu.elementwise import NestWriter
+from generator.translate.cpu.gemm import product
+from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_text, whole_text
+from generator.translate.cpu.nests import Nest, Sections
+from generator.translate.cpu.ops import Branch, Load, Loop, Product, Step, Store, Work, every, reads
+from generator.translate.cpu.unit import Unit, indent, padded
+
+
+class BodyWriter:
+    """Statements in order. Nest functions and loop functions are added to the unit; what is returned calls them."""
+
+    def __init__(self, unit: Unit, sections: Sections) -> None:
+        self.unit, self.sections = unit, sections
+        self.num_nests = 0
+
+    def body(self, body: tuple[Work, ...], loop: Loop | None) -> list[str]:
+        out: list[str] = []
+        section: list[Step] = []
+        for op in (*body, None):
+            if isinstance(op, Step):
+                section.append(op)
+                continue
+            if section:
+                out += self.section(section, loop)
+                section = []
+            if op is not None:
+                out += self.work(op, loop)
+        return out
+
+    def work(self, op: Work, loop: Loop | None) -> list[str]:
+        match op:
+            case Load(s):
+                return [_comment(s), *load(self.unit, s, *self._rows_read(s.into, loop))]
+            case Store(s):
+                return [_comment(s), *store(self.unit, s)]
+            case Product(g):
+                return [_comment(g), *product(self.unit, op, loop.index if loop is not None else None)]
+            case Loop():
+                self.loop(op)
+                return [f"loop{op.index}();"]
+            case Branch(s):
+                then, otherwise = self.body(op.then, loop), self.body(op.otherwise, loop)
+                out = [f"if ({self.unit.names.text(s.test)}) {{", *indent(then), "}"]
+                return out[:-1] + ["} else {", *indent(otherwise), "}"] if otherwise else out
+            case Step():
+                raise AssertionError(op)
+
+    def section(self, steps: list[Step], loop: Loop | None) -> list[str]:
+        nests = self.sections.nests(steps, loop.index if loop is not None else -1)
+        live = self.unit.ops.after(steps[-1])
+        limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
+        out: list[str] = []
+        for i, nest in enumerate(nests):
+            later = {n for other in nests[i + 1 :] for s in other.steps for n in s.reads}
+            out += NestWriter(self.unit, nest, set(live) | later, limits).finish(self.num_nests)
+            self.unit.decisions.append(f"nest{self.num_nests}: {describe(nest)}")
+            self.num_nests += 1
+        return out
+
+    def _rows_read(self, name: str, loop: Loop | None) -> tuple[str, str]:
+        """All rows of a loaded tile, or only those behind the columns that the block may see."""
+        rows = self.unit.tile(name).rows
+        if loop is None or not self.unit.tile(name).is_element or name in self.unit.placement.turned:
+            return "0", str(rows)
+        uses = [op for op in every(loop.body) if not isinstance(op, Loop | Branch) and name in reads(op)]
+        bounded = all(isinstance(op, Product) and self._bounds_rows(op.gemm, name, loop.index) for op in uses)
+        outlives = name in self.unit.ops.after(loop.body[-1])
+        return self.unit.span(loop.index if bounded and uses and not outlives else None, rows)
+
+    def _bounds_rows(self, g: Gemm, name: str, loop: int) -> bool:
+        return name == g.b and name != g.a and (loop, g.into if g.b_transposed else g.a) in self.unit.spans
+
+    # -------------------------------------------------------------------------------------------------------- loops
+
+    def loop(self, op: Loop) -> None:
+        tests = self.unit.limits[op.index]
+        body = self.body(op.body, op)
+        has_edge = any("EDGE" in x for x in body)
+        head = f"template <bool EDGE> void body{op.index}() {{" if has_edge else f"void body{op.index}() {{"
+        lines = [_comment(op.stmt), f"void loop{op.index}() {{", *indent(self._range(op.stmt, tests, has_edge)), "}"]
+        self.unit.functions += [head, *indent(body), "}", *lines]
+
+    def _range(self, s: For, tests: LimitTests, has_edge: bool) -> list[str]:
+        t, v = self.unit.names.text, self.unit.names.scalars[s.var]
+        out = self._fill(tests)
+        out.append(f"int64_t begin = {t(s.lo)}, end = {t(s.hi)};")
+        if tests.seen is not None:
+            out += self._shorten(tests.seen, tests.columns)
+        steps = f"{v} = end - 1; {v} >= begin; --{v}" if s.reversed else f"{v} = begin; {v} < end; ++{v}"
+        return [*out, f"for ({steps}) {{", *indent(self._iteration(tests, has_edge)), "}"]
+
+    def _fill(self, tests: LimitTests) -> list[str]:
+        """The bound of every row, once; tests that only whole tiles ask for are filled as well."""
+        rows = self.unit.rows(tests.rows)
+        out = []
+        for x in tests.limits:
+            self.unit.members.append(
+                f"Limit<{padded(tests.rows)}> {x.name};  // column {'<' if x.upper else '>='} {print_expression(x.bound)}"
+            )
+            text = self.unit.names.text(x.bound, {ROWS: "r"})
+            out.append(f"{x.name}.fill({rows}, [&](int64_t r) {{ return {text}; }});")
+        return out
+
+    @staticmethod
+    def _shorten(tree: Tree, columns: int) -> list[str]:
+        """Tiles that no row sees: the loop leaves them out, since the masked body does nothing (proved)."""
+        out = []
+        for x in tree.parts if isinstance(tree, Both) else (tree,):
+            if isinstance(x, Limit) and x.kappa > 0:
+                if x.upper:
+                    out.append(f"end = imin(end, floordiv({x.name}.most - 1, {x.kappa}) + 1);")
+                else:
+                    out.append(f"begin = imax(begin, ceildiv({x.name}.least - {columns - 1}, {x.kappa}));")
+        return out
+
+    def _iteration(self, tests: LimitTests, has_edge: bool) -> list[str]:
+        if not tests.masked:
+            return [f"body{tests.index}{'<true>' if has_edge else ''}();"]
+        i, columns = tests.index, tests.columns
+        out = []
+        for kappa in tests.kappas:
+            self.unit.members.append(f"int64_t {tests.offset(kappa)};")
+            out.append(f"{tests.offset(kappa)} = {kappa} * {self.unit.names.scalars[self._variable(i)]};")
+        first, last = "0", str(columns)
+        if tests.seen is not None:
+            out += [f"const Span seen = both(Span{{0, {columns}}}, {seen_text(tests.seen, tests)});"]
+            out += ["if (seen.first >= seen.last) continue;  // no row sees anything here"]
+        if any(i == loop for loop, _ in self.unit.spans):
+            self.unit.members.append(f"int64_t first{i}, last{i};  // columns of the tile that some row sees")
+            out.append(f"first{i} = seen.first, last{i} = seen.last;")
+            first, last = f"first{i}", f"last{i}"
+        if not has_edge:
+            return [*out, f"body{i}();"]
+        assert tests.whole is not None
+        whole = whole_text(tests.whole, tests, first, last)
+        return [*out, f"if ({whole}) body{i}<false>();  // every row sees every column: no mask", f"else body{i}<true>();"]
+
+    def _variable(self, index: int) -> str:
+        return self.unit.analysis.loops[index].loop.var
+
+
+def _comment(s: object) -> str:
+    return f"// {next(iter(print_statement(s))).strip()}"  # type: ignore[arg-type]
+
+
+def describe(nest: Nest) -> str:
+    """One line of the schedule: what runs in which pass."""
+    passes = [
+        f"{p.over}: {', '.join(s.into if s.kind in ('row', 'element', 'scalar') else s.into.split('@')[0] for s in p.steps)}"
+        for p in nest.phases
+    ]
+    return f"{nest.kind}, {nest.rows} rows; " + " | ".join(passes)

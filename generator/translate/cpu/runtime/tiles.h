@@ -1,0 +1,159 @@
+// Products, transposes and copies of tiles in fp32. The layout of every tile is the caller's choice; nothing here knows what is computed.
+
+namespace {
+
+// Where a tile lies, row by row: in the tensor itself, or in scratch.
+struct View {
+  const float* p;
+  int64_t ld;  // elements from one row to the next
+};
+
+enum Scale { NONE, BY_ROW, BY_LANE };  // what the accumulator is multiplied by while it is loaded
+
+// c[i][lane] (+)= sum over t of a[i * si + t * st] * b[t * ldb + lane], for R rows and N vectors of lanes.
+template <int R, int N, bool ADD, Scale SCALE>
+INLINE void micro(const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+  vf acc[R][N];
+  UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) {
+    if (!ADD) acc[i][j] = vset(0);
+    else acc[i][j] = vload(c + i * ldc + j * VL);
+    if (SCALE == BY_ROW) acc[i][j] = acc[i][j] * vset(scale[i]);
+    if (SCALE == BY_LANE) acc[i][j] = acc[i][j] * vload(scale + j * VL);
+  }
+  for (int64_t t = 0; t < T; ++t, a += st, b += ldb) {
+    vf bj[N];
+    UNROLL for (int j = 0; j < N; ++j) bj[j] = vload(b + j * VL);
+    UNROLL for (int i = 0; i < R; ++i) {
+      vf ai = vset(a[i * si]);
+      UNROLL for (int j = 0; j < N; ++j) acc[i][j] = vfma(ai, bj[j], acc[i][j]);
+    }
+  }
+  UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) vstore(c + i * ldc + j * VL, acc[i][j]);
+}
+template <int N, bool ADD, Scale SCALE, int R = MR>
+INLINE void strip(int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+  if (r == R) return micro<R, N, ADD, SCALE>(a, si, st, b, ldb, T, c, ldc, scale);
+  if constexpr (R > 1) strip<N, ADD, SCALE, R - 1>(r, a, si, st, b, ldb, T, c, ldc, scale);
+}
+// Rows in strips of MR; what is left splits evenly (8 = 4 + 4), so that no strip is too thin to hide the latency of the FMAs.
+template <int N, bool ADD, Scale SCALE>
+static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+  while (rows > 0) {
+    int64_t r = rows > MR && rows < MR + MR / 2 ? (rows + 1) / 2 : imin(rows, MR);
+    strip<N, ADD, SCALE>(r, a, si, st, b, ldb, T, c, ldc, scale);
+    rows -= r, a += r * si, c += r * ldc, scale += SCALE == BY_ROW ? r : 0;
+  }
+}
+// LANE_COUNT lanes, a multiple of VL: blocks of NV vectors, and one narrower block.
+template <int LANE_COUNT, bool ADD, Scale SCALE>
+INLINE void product(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+  constexpr int REST = LANE_COUNT % LANES / VL, WHOLE = LANE_COUNT - REST * VL;
+  for (int j = 0; j < WHOLE; j += LANES) strips<NV, ADD, SCALE>(rows, a, si, st, b + j, ldb, T, c + j, ldc, scale + (SCALE == BY_LANE ? j : 0));
+  if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, T, c + WHOLE, ldc, scale + (SCALE == BY_LANE ? WHOLE : 0));
+}
+
+// VL x VL transpose in registers.
+INLINE void transpose_block(vf* r) {
+#if defined(__AVX512F__)
+  vf t[16];
+  UNROLL for (int i = 0; i < 16; i += 4) {
+    vf a = _mm512_unpacklo_ps(r[i], r[i + 1]), b = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    vf c = _mm512_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm512_unpackhi_ps(r[i + 2], r[i + 3]);
+    t[i] = _mm512_shuffle_ps(a, c, 0x44), t[i + 1] = _mm512_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm512_shuffle_ps(b, d, 0x44), t[i + 3] = _mm512_shuffle_ps(b, d, 0xee);
+  }
+  UNROLL for (int i = 0; i < 4; ++i) {
+    vf a = _mm512_shuffle_f32x4(t[i], t[i + 4], 0x88), b = _mm512_shuffle_f32x4(t[i], t[i + 4], 0xdd);
+    vf c = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0x88), d = _mm512_shuffle_f32x4(t[i + 8], t[i + 12], 0xdd);
+    r[i] = _mm512_shuffle_f32x4(a, c, 0x88), r[i + 8] = _mm512_shuffle_f32x4(a, c, 0xdd);
+    r[i + 4] = _mm512_shuffle_f32x4(b, d, 0x88), r[i + 12] = _mm512_shuffle_f32x4(b, d, 0xdd);
+  }
+#else
+  vf t[8];
+  UNROLL for (int i = 0; i < 8; i += 4) {
+    vf a = _mm256_unpacklo_ps(r[i], r[i + 1]), b = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    vf c = _mm256_unpacklo_ps(r[i + 2], r[i + 3]), d = _mm256_unpackhi_ps(r[i + 2], r[i + 3]);
+    t[i] = _mm256_shuffle_ps(a, c, 0x44), t[i + 1] = _mm256_shuffle_ps(a, c, 0xee);
+    t[i + 2] = _mm256_shuffle_ps(b, d, 0x44), t[i + 3] = _mm256_shuffle_ps(b, d, 0xee);
+  }
+  UNROLL for (int i = 0; i < 4; ++i)
+    r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20), r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
+#endif
+}
+
+// out[c * ld_out + r] = in[r * ld + c] for r < rows, c < cols; zero for rows up to padded_rows and for columns up to padded_cols.
+template <class T>
+static void transpose(const T* in, int64_t ld, int64_t rows, int64_t cols, float* out, int64_t ld_out, int64_t padded_rows, int64_t padded_cols) {
+  int64_t c0 = 0;
+  const int64_t whole = rows / VL * VL;
+  for (; c0 + VL <= cols; c0 += VL)
+    for (int64_t r0 = 0; r0 < whole; r0 += VL) {
+      vf block[VL];
+      UNROLL for (int i = 0; i < VL; ++i) block[i] = vload(in + (r0 + i) * ld + c0);
+      transpose_block(block);
+      UNROLL for (int i = 0; i < VL; ++i) vstore(out + (c0 + i) * ld_out + r0, block[i]);
+    }
+  for (int64_t c = 0; c < cols; ++c)
+    for (int64_t r = c < c0 ? whole : 0; r < rows; ++r) out[c * ld_out + r] = to_float(in[r * ld + c]);
+  for (int64_t c = 0; c < cols; ++c)
+    for (int64_t r = rows; r < padded_rows; ++r) out[c * ld_out + r] = 0;
+  for (int64_t c = cols; c < padded_cols; ++c)
+    for (int64_t r = 0; r < padded_rows; ++r) out[c * ld_out + r] = 0;
+}
+
+// Rows [first, last) of a tile of `cols` columns, as fp32 rows of at least `padded` readable columns. What lies beyond valid_rows or valid_cols is
+// zero. A tile stays where it is, unless it has to be padded or converted, or its rows lie a multiple of 2 KiB apart: these would share a few L1 sets.
+template <class T>
+INLINE View view_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, float* scratch) {
+  if constexpr (sizeof(T) == 4)
+    if (last <= valid_rows && valid_cols >= cols && cols == padded && (ld * 4 % 2048 != 0 || last - first < 2)) return {(const float*)p, ld};
+  const int64_t filled = imin(cols, valid_cols), whole = filled / VL * VL;
+  for (int64_t r = first; r < last; ++r) {
+    float* out = scratch + r * padded;
+    int64_t c = 0;
+    if (r < valid_rows) {
+      const T* in = p + r * ld;
+      for (; c < whole; c += VL) vstore(out + c, vload(in + c));
+      for (; c < filled; ++c) out[c] = to_float(in[c]);
+    }
+    for (; c < padded; ++c) out[c] = 0;
+  }
+  return {scratch, padded};
+}
+
+// Rows of a tile that lies row by row, into a matrix of any dtype.
+template <class T> static void store_rows(T* p, int64_t ld, int64_t rows, int64_t cols, const float* tile, int64_t ld_tile) {
+  const int64_t whole = cols / VL * VL;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < whole; c += VL) vstore(p + r * ld + c, vload(tile + r * ld_tile + c));
+    for (int64_t c = whole; c < cols; ++c) from_float(p + r * ld + c, tile[r * ld_tile + c]);
+  }
+}
+// The same for a tile that lies column by column, its rows in lanes.
+template <class T> static void store_lanes(T* p, int64_t ld, int64_t rows, int64_t cols, const float* tile, int64_t ld_tile) {
+  for (int64_t r0 = 0; r0 < rows; r0 += VL)
+    for (int64_t c0 = 0; c0 < cols; c0 += VL) {
+      const int64_t r1 = imin(rows - r0, VL), c1 = imin(cols - c0, VL);
+      if (r1 == VL && c1 == VL) {
+        vf block[VL];
+        UNROLL for (int i = 0; i < VL; ++i) block[i] = vload(tile + (c0 + i) * ld_tile + r0);
+        transpose_block(block);
+        UNROLL for (int i = 0; i < VL; ++i) vstore(p + (r0 + i) * ld + c0, block[i]);
+      } else {
+        for (int64_t r = 0; r < r1; ++r)
+          for (int64_t c = 0; c < c1; ++c) from_float(p + (r0 + r) * ld + c0 + c, tile[(c0 + c) * ld_tile + r0 + r]);
+      }
+    }
+}
+// VL values `stride` apart: how a statement reads a tile whose layout is the other one.
+INLINE vf gather(const float* p, int64_t stride) {
+  float t[VL];
+  for (int i = 0; i < VL; ++i) t[i] = p[i * stride];
+  return vload(t);
+}
+INLINE void scatter(float* p, int64_t stride, vf x) {
+  float t[VL];
+  vstore(t, x);
+  for (int i = 0; i < VL; ++i) p[i * stride] = t[i];
+}
+}  // namespace

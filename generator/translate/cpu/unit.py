@@ -1,0 +1,71 @@
+"""Everything that the emitters of one kernel share: the ops, where tiles lie, the limits of each loop. Decides nothing itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from generator.tl.ir import Allocate, Expr, Program
+from generator.translate.cpu.layouts import Layout, Placement
+from generator.translate.cpu.limits import LimitTests
+from generator.translate.cpu.names import Names, tile_name
+from generator.translate.cpu.ops import Ops, Tile
+from generator.translate.cpu.types import Types
+from generator.translate.passes import Analysis
+
+ELEMENT_TYPES = {"f32": "float", "f16": "f16", "bf16": "bf16", "i32": "int32_t"}
+
+
+@dataclass(slots=True)
+class Unit:
+    """spans: (loop, tile) -> the tile's columns are computed only where that loop's rows see them. live_rows: None when all rows count."""
+
+    program: Program
+    analysis: Analysis
+    ops: Ops
+    types: Types
+    names: Names
+    placement: Placement
+    limits: dict[int, LimitTests]
+    spans: frozenset[tuple[int, str]]
+    live_rows: Expr | None
+    block_rows: int
+    functions: list[str] = field(default_factory=list)  # member functions of the block, finished texts
+    members: list[str] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
+
+    def tile(self, name: str) -> Tile:
+        return self.ops.tiles[name]
+
+    def matrix(self, name: str) -> Allocate:
+        return self.program.allocations[name]
+
+    def buffer(self, name: str) -> str:
+        return tile_name(self.placement.buffer.get(name, name))
+
+    def is_lanes(self, name: str) -> bool:
+        return self.placement.layout[name] is Layout.LANES
+
+    def rows(self, rows: int) -> str:
+        """How many rows of a tile of `rows` rows count: those that some output keeps, in a block whose rows stay apart."""
+        return "live_rows" if self.live_rows is not None and rows == self.block_rows else str(rows)
+
+    def span_of(self, name: str, loop: int | None) -> int | None:
+        """The loop whose visible columns bound a tile's columns, for a statement in the body of `loop`."""
+        return loop if loop is not None and (loop, name) in self.spans else None
+
+    def columns(self, name: str, loop: int | None) -> tuple[str, str]:
+        """The columns of a tile that hold values: all, or those that some row of the block may see."""
+        return self.span(self.span_of(name, loop), self.tile(name).shape[1])
+
+    @staticmethod
+    def span(loop: int | None, columns: int) -> tuple[str, str]:
+        return ("0", str(columns)) if loop is None else (f"first{loop}", f"last{loop}")
+
+
+def padded(n: int) -> str:
+    """n rounded up to whole vectors: a constant of the instruction set, not of the program."""
+    return str(n) if n % 16 == 0 else f"up({n})"
+
+
+def indent(lines: list[str], by: int = 1) -> list[str]:
+    return ["  " * by + x for x in lines]

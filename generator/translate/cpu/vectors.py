@@ -1,0 +1,258 @@
+"""Vector text of element-wise expressions. Each part is computed where its rank asks: once, once a row, once a column or for each element.
+
+`Vectors` knows the functions; the two subclasses know where rows and columns are: in lanes or in a loop.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from generator.tl.ir import COLS, ROWS, Expr, Index, Op, Var, walk
+from generator.translate.cpu.limits import Both, Either, Limit, LimitTests, Tree
+from generator.translate.cpu.names import COMPARISONS, Names, tile_name
+from generator.translate.cpu.ops import Refused
+from generator.translate.passes.conditions import conjuncts
+from generator.translate.passes.scope import Rank
+
+Kind = Literal["f", "i", "m"]  # floats, whole numbers, tests
+TYPES: dict[Kind, str] = {"f": "vf", "i": "vi", "m": "vm"}
+SPREAD: dict[Kind, str] = {"f": "vset({})", "i": "viset({})", "m": "vmset({})"}
+
+FLOATS = {
+    "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "/": "({} / {})", "neg": "vneg({})", "max": "vmax({}, {})", "min": "vmin({}, {})",
+    "abs": "vabs({})", "floor": "vfloor({})", "log": "vlog({})", "log2": "vlog2({})", "sqrt": "vsqrt({})", "tanh": "vtanh({})",
+    "//": "vfloor({} / {})", "ceildiv": "vceil({} / {})", "%": "vmod({}, {})",
+}  # fmt: skip
+INTEGERS = {
+    "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "neg": "(-{})", "//": "vidiv({}, {})", "%": "vimod({}, {})",
+    "ceildiv": "viceildiv({}, {})", "max": "vimax({}, {})", "min": "vimin({}, {})", "abs": "viabs({})", "floor": "{}",
+}  # fmt: skip
+TESTS = {"<": "vlt", "<=": "vle", ">": "vgt", ">=": "vge", "==": "veq", "!=": "vne"}
+
+
+class Vectors(ABC):
+    """limits: which tests are column limits of the loop around; they vanish where the loop knows them to hold.
+
+    degree: of the polynomial behind exp2 and exp, from the precision that the consumers of a value keep.
+    """
+
+    def __init__(self, names: Names, limits: LimitTests) -> None:
+        self.names, self.types, self.limits, self.degree = names, names.types, limits, 5
+
+    # ------------------------------------------------------------------------------------------------------- hooks
+
+    @abstractmethod
+    def home(self, e: Expr) -> str | None:
+        """The name of a value that belongs to an outer level (computed there now, if need be); None: compute it here."""
+
+    @abstractmethod
+    def leaf(self, e: Expr, kind: Kind) -> str:
+        """`rows`, `cols`, a tile or a captured value, here."""
+
+    @abstractmethod
+    def limit(self, name: str, upper: bool, kappa: int) -> str:
+        """The test of one column limit, here."""
+
+    # -------------------------------------------------------------------------------------------------- expressions
+
+    def kind(self, e: Expr) -> Kind:
+        return "m" if self.types.is_test(e) else "i" if self.types.is_integer(e) else "f"
+
+    def f(self, e: Expr) -> str:
+        """Floats; whole numbers are converted."""
+        return self.text(Op("to_float", (e,)) if self.kind(e) == "i" else e)
+
+    def text(self, e: Expr) -> str:
+        if (outer := self.home(e)) is not None:
+            return outer
+        kind = self.kind(e)
+        match e:
+            case Var() | Index():
+                return self.leaf(e, kind)
+            case Op("to_float", (a,)):
+                return f"vcvt({self.text(a)})"
+            case Op("where", (test, a, b)):
+                return self._where(test, a, b, kind)
+            case Op("and" | "or" | "not" as fn, args):
+                texts = [self.text(a) for a in args]
+                return f"vnot({texts[0]})" if fn == "not" else self._fold("vand" if fn == "and" else "vor", texts)
+            case Op(fn, (a, b)) if fn in COMPARISONS:
+                whole = self.types.is_integer(a) and self.types.is_integer(b)
+                return f"{TESTS[fn]}({self._as(a, whole)}, {self._as(b, whole)})"
+            case Op("exp" | "exp2" as fn, (a,)):
+                return f"v{fn}<{self.degree}>({self.f(a)})"
+            case Op(fn, args) if kind == "i":
+                return INTEGERS[fn].format(*map(self.text, args))
+            case Op(fn, args) if fn in FLOATS:
+                return FLOATS[fn].format(*map(self.f, args))
+        raise Refused(f"no vector code for {e}", e.span.line)
+
+    def _as(self, e: Expr, whole: bool) -> str:
+        return self.text(e) if whole else self.f(e)
+
+    @staticmethod
+    def _fold(fn: str, parts: list[str]) -> str:
+        out = parts[0]
+        for p in parts[1:]:
+            out = f"{fn}({out}, {p})"
+        return out
+
+    def _where(self, test: Expr, a: Expr, b: Expr, kind: Kind) -> str:
+        """Tests that are column limits are made only in edge tiles; `a` stands alone elsewhere."""
+        known, others = self.limits.split(conjuncts(test))
+        whole = kind == "i"
+        branches = f"{self._as(a, whole)}, {self._as(b, whole)}"
+        edge = self._limits(known) if known is not None else None
+        rest = self._fold("vand", [self.text(o) for o in others]) if others else None
+        if edge is None:
+            return f"vsel({rest}, {branches})"
+        return f"edge_sel<EDGE>({edge}, {branches})" if rest is None else f"vsel(edge_and<EDGE>({edge}, {rest}), {branches})"
+
+    def _limits(self, tree: Tree) -> str:
+        match tree:
+            case Limit():
+                return self.limit(tree.name, tree.upper, tree.kappa)
+            case Both(parts):
+                return self._fold("vand", [self._limits(p) for p in parts])
+            case Either(parts):
+                return self._fold("vor", [self._limits(p) for p in parts])
+
+    # ------------------------------------------------------------------------------------------------------- helpers
+
+    def by_lane(self, e: Index, kind: Kind, given: dict[Expr, str], start: str) -> str:
+        """A captured value for each lane, read one by one."""
+        if any(self.types.tile(x) is not None and x not in given for x in walk(e)):
+            raise Refused(f"{e.tensor}: an index may not depend on a tile here", e.span.line)
+        fn = "vlanes" if kind == "f" else "vilanes"
+        return f"{fn}([&](int64_t lane_) {{ return {self.names.text(e, given)}; }}, {start})"
+
+
+class LaneVectors(Vectors):
+    """Rows in lanes, j of N vectors; columns in a loop over n. `top`: once; `outer`: row values; `column`: once a column."""
+
+    def __init__(self, names: Names, limits: LimitTests) -> None:
+        super().__init__(names, limits)
+        self.top: list[str] = []
+        self.outer: list[str] = []
+        self.column: list[str] = []
+        self.level: Literal["row", "element"] = "row"
+        self.row_arrays: dict[str, str] = {}  # version of a row tile -> its array of vectors
+        self.elements: dict[str, str] = {}  # version of an element tile -> its name in this iteration
+        self._memo: dict[tuple[str, object], str] = {}
+        self._count = 0
+
+    def fresh(self, prefix: str) -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def start_columns(self) -> None:
+        """A new loop over the columns: nothing that was computed for a column is left."""
+        self.level, self.column, self.elements = "element", [], {}
+        self._memo = {k: v for k, v in self._memo.items() if k[0] != "column"}
+
+    def home(self, e: Expr) -> str | None:
+        rank, kind = self.types.rank(e), self.kind(e)
+        if rank is Rank.SCALAR:
+            text = self.names.text(e)
+            return self._once("top", e, lambda x: self.top.append(f"const {TYPES[kind]} {x} = {SPREAD[kind].format(text)};"))
+        if self.level == "element" and rank is Rank.COL:
+            text = self.names.text(e, {COLS: "n"})
+            return self._once(
+                "column", e, lambda x: self.column.append(f"const {TYPES[kind]} {x} = {SPREAD[kind].format(text)};")
+            )
+        if self.level == "element" and rank is Rank.ROW and not (isinstance(e, Var) and e.name in self.row_arrays):
+            return self.row_value(e, kind) + "[j]"
+        return None
+
+    def row_value(self, e: Expr, kind: Kind) -> str:
+        """The array of a row expression, computed before the loop over the columns."""
+        if ("outer", e) not in self._memo:
+            level, self.level = self.level, "row"
+            text, name = self.text(e), self.fresh("r")
+            self.level = level
+            self.outer += [f"{TYPES[kind]} {name}[N];", f"UNROLL for (int j = 0; j < N; ++j) {name}[j] = {text};"]
+            self._memo["outer", e] = name
+        return self._memo["outer", e]
+
+    def _once(self, place: str, e: object, emit) -> str:  # type: ignore[no-untyped-def]
+        if (place, e) not in self._memo:
+            name = self.fresh("k" if place == "top" else "c")
+            emit(name)
+            self._memo[place, e] = name
+        return self._memo[place, e]
+
+    def leaf(self, e: Expr, kind: Kind) -> str:
+        match e:
+            case Var() if e == ROWS:
+                return "(viset(lane + j * VL) + viota())"
+            case Var(name) if name in self.row_arrays:
+                return f"{self.row_arrays[name]}[j]"
+            case Var(name) if name in self.elements:
+                return self.elements[name]
+            case Index():
+                return self.by_lane(e, kind, {ROWS: "lane_", COLS: "n"}, "lane + j * VL")
+        raise Refused(f"{e}: no value here")
+
+    def limit(self, name: str, upper: bool, kappa: int) -> str:
+        lanes = self._limit_array(name)
+        x = self._once(
+            "column", ("x", kappa), lambda v: self.column.append(f"const vi {v} = viset(n + {self.limits.offset(kappa)});")
+        )
+        return f"vlt({x}, {lanes}[j])" if upper else f"vle({lanes}[j], {x})"
+
+    def _limit_array(self, name: str) -> str:
+        if ("outer", name) not in self._memo:
+            x = self.fresh("r")
+            self.outer += [f"vi {x}[N];", f"UNROLL for (int j = 0; j < N; ++j) {x}[j] = viload({name}.at + lane + j * VL);"]
+            self._memo["outer", name] = x
+        return self._memo["outer", name]
+
+
+class RowVectors(Vectors):
+    """Columns in lanes, from n on; rows in a loop over r. `top`: once; `row`: once a row."""
+
+    def __init__(self, names: Names, limits: LimitTests) -> None:
+        super().__init__(names, limits)
+        self.top: list[str] = []
+        self.row: list[str] = []
+        self.elements: dict[str, str] = {}
+        self._memo: dict[tuple[str, object], str] = {}
+
+    def home(self, e: Expr) -> str | None:
+        rank, kind = self.types.rank(e), self.kind(e)
+        if rank not in (Rank.SCALAR, Rank.ROW):
+            return None
+        place, out = ("top", self.top) if rank is Rank.SCALAR else ("row", self.row)
+        if (place, e) not in self._memo:
+            text = self.names.text(e, self._given(e))
+            name = f"{'k' if place == 'top' else 'r'}{len(self._memo)}"
+            out.append(f"const {TYPES[kind]} {name} = {SPREAD[kind].format(text)};")
+            self._memo[place, e] = name
+        return self._memo[place, e]
+
+    def _given(self, e: Expr) -> dict[Expr, str]:
+        rows = {
+            x: f"{tile_name(x.name)}[r]"
+            for x in walk(e)
+            if isinstance(x, Var) and (t := self.types.tile(x)) and len(t.shape) == 1
+        }
+        return {ROWS: "r", **rows}
+
+    def leaf(self, e: Expr, kind: Kind) -> str:
+        match e:
+            case Var() if e == COLS:
+                return "(viset(n) + viota())"
+            case Var(name) if name in self.elements:
+                return self.elements[name]
+            case Index():
+                return self.by_lane(e, kind, {ROWS: "r", COLS: "lane_", **self._given(e)}, "n")
+        raise Refused(f"{e}: no value here")
+
+    def limit(self, name: str, upper: bool, kappa: int) -> str:
+        if ("row", name) not in self._memo:
+            bound = f"l{len(self._memo)}"
+            self.row.append(f"const vi {bound} = viset({name}.at[r] - {self.limits.offset(kappa)});")
+            self._memo["row", name] = bound
+        bound = self._memo["row", name]
+        return f"vlt(viset(n) + viota(), {bound})" if upper else f"vle({bound}, viset(n) + viota())"
