@@ -6,6 +6,8 @@ import contextlib
 import errno
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 
 class CatalogError(ValueError):
     """The base of all errors of the catalog."""
@@ -54,6 +56,6 @@ def storage_errors(doing: str, where: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise
-    except OSError as error:
-        advice = _ADVICE.get(error.errno or 0, str(error))
+    except (OSError, pa.ArrowException) as error:
+        advice = _ADVICE.get(getattr(error, "errno", None) or 0, str(error))
         raise StorageError(f"{where}: {doing} failed: {advice}; rows and artifacts stored before are whole") from error

@@ -53,6 +53,4 @@ def to_table(records: Iterable[dict[str, Any]]) -> pa.Table:
 
 def newer_schema(source: str, version: int) -> NewerSchema:
     known = schema.SCHEMA_VERSION
-    return NewerSchema(
-        f"{source}: has schema version {version}, this program reads up to {known}; update kernel-farm on this machine"
-    )
+    return NewerSchema(f"{source}: has schema version {version}, this program reads up to {known}; update kernel-farm here")

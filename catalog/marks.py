@@ -102,12 +102,12 @@ def read_all(location: Location, folder: str, kind: type) -> list[Any]:
 
 
 def commit(location: Location, compaction: Compaction) -> bool:
-    """Makes a compaction hold; False when another one took its number. Two copies, since no part is found without it."""
+    """Makes a compaction hold; False when there is one of its number or a later one. Two copies: no part is found without it."""
     file = f"{COMPACTIONS}/{compaction.number:08d}.json"
-    if location.exists(file):
+    if any(number >= compaction.number for number in compaction_numbers(location)):
         return False
     location.replace(file + _COPY, _encode(compaction))
-    return write(location, file, compaction)
+    return write(location, file, compaction) and compaction_numbers(location)[-1] == compaction.number
 
 
 def latest_compaction(location: Location) -> Compaction:

@@ -83,7 +83,7 @@ class View:
 
     def __init__(self, location: Location, snapshot: Snapshot, cache: PartCache, *, skip_damaged: bool = False) -> None:
         self.snapshot = snapshot
-        self.problems: list[str] = []
+        self.problems: list[str] = [f"{location.at(ROWS)}/{name}: missing" for name in snapshot.missing]
         self._location = location
         self._cache = cache
         self._skip = skip_damaged
@@ -198,6 +198,28 @@ class View:
             raise error
         if str(error) not in self.problems:
             self.problems.append(str(error))
+
+    def every_row(self, columns: Sequence[str]) -> Iterator[pa.Table]:
+        """Rows of every part and journal: superseded, fenced and doubled ones too."""
+        for entry in (*self.snapshot.compacted, *self.snapshot.history):
+            yield self._read([entry], columns, None)
+        yield self._few_and_live.select(list(columns))
+        for entry in self._many:
+            yield self._read([entry], columns, None)
+
+    def loose_tables(self) -> Iterator[pa.Table]:
+        """All columns of all loose rows, part by part, in the order of the masks of `resolved`."""
+        yield self._few_and_live
+        for entry in self._many:
+            yield self.table_of(entry)
+
+    def table_of(self, entry: tuple[PartName, int]) -> pa.Table:
+        """All columns of one part's rows, superseded ones too."""
+        return self._read([entry], SCHEMA.names, None)
+
+    def holds_any(self, entry: tuple[PartName, int], keys: pa.Array) -> bool:
+        """Whether a compacted part has a row of one of these attempts."""
+        return self._read([entry], ["attempt_key"], pc.field("attempt_key").isin(keys)).num_rows > 0
 
     def _compacted_rivals(self, keys: pa.Array) -> pa.Table:
         """Rows of the compacted parts that have one of these keys: by the tag first, which is small, then by the key itself."""

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from catalog import journal, marks
-from catalog.errors import StorageError
+from catalog.errors import DamagedFile
 from catalog.locations import Location
 from catalog.parts import PartName
 
 ROWS = "rows"
 JOURNALS = "journal"
+_CURE = "restore from a copy, or `farm catalog verify --drop-damaged` goes on without their rows"
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """loose, compacted, history: part and its size in bytes. journals: path and size, those that no part was made of yet."""
+    """loose, compacted, history: part and its size in bytes. journals: path and size, those that no part was made of yet.
+
+    missing: compacted parts that are listed and not there.
+    """
 
     loose: tuple[tuple[PartName, int], ...]
     compacted: tuple[tuple[PartName, int], ...]
@@ -25,6 +30,7 @@ class Snapshot:
     compaction: marks.Compaction
     fences: tuple[marks.Fence, ...]
     revocations: tuple[marks.Revocation, ...]
+    missing: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -33,34 +39,41 @@ class Snapshot:
         return (self.loose, self.journals, *marked)
 
 
-def take(location: Location, journals: Path) -> Snapshot:
+def take(location: Location, journals: Path, *, allow_missing: bool = False) -> Snapshot:
     """A consistent look at a catalog that others write to. Raises DamagedFile, NewerSchema, StorageError.
 
     The order decides: a row moves from journal to part to compacted part, and here each kind is listed before the one that its
     rows move to, so that a row on its way is seen twice (and then counted once) rather than not at all.
     """
-    for _ in range(20):
+    for attempt in range(5):
         open_journals = _journals(journals)
         sizes = {entry.name: entry.size for entry in location.list(ROWS)}
         parts = {text: name for text in sizes if (name := PartName.parse(text)) is not None}
         compaction = marks.latest_compaction(location)
         fences = tuple(marks.read_all(location, marks.FENCES, marks.Fence))
         revocations = tuple(marks.read_all(location, marks.REVOCATIONS, marks.Revocation))
-        if set(compaction.parts) | set(compaction.history) <= set(parts):
+        missing = tuple(sorted({*compaction.parts, *compaction.history} - parts.keys()))
+        if not missing:
             break
-    else:
-        raise StorageError(_missing(location, compaction, set(parts)))
+        if attempt:
+            time.sleep(0.05)  # a compaction may have gone by between our two looks
+    if missing and not allow_missing:
+        number = compaction.number
+        raise DamagedFile(
+            f"{location.at(ROWS)}/{missing[0]}: missing, and {len(missing) - 1} more of compaction {number}; {_CURE}"
+        )
     hidden = set(compaction.replaced) | set(compaction.parts) | set(compaction.history)
     loose = [(name, sizes[text]) for text, name in parts.items() if text not in hidden and name.run_id != COMPACTED]
     sealed = {name.stem for name, _ in loose}
     return Snapshot(
         loose=tuple(sorted(loose)),
-        compacted=tuple((parts[text], sizes[text]) for text in compaction.parts),
-        history=tuple((parts[text], sizes[text]) for text in compaction.history),
+        compacted=tuple((parts[text], sizes[text]) for text in compaction.parts if text in parts),
+        history=tuple((parts[text], sizes[text]) for text in compaction.history if text in parts),
         journals=tuple((path, size) for path, size in open_journals if path.name.removesuffix(journal.SUFFIX) not in sealed),
         compaction=compaction,
         fences=fences,
         revocations=revocations,
+        missing=missing,
     )
 
 
@@ -71,10 +84,3 @@ COMPACTED = "compacted"
 def _journals(folder: Path) -> list[tuple[Path, int]]:
     local = Location.of(folder)
     return sorted((folder / e.name, e.size) for e in local.list("") if e.name.endswith(journal.SUFFIX))
-
-
-def _missing(location: Location, compaction: marks.Compaction, there: set[str]) -> str:
-    gone = sorted((set(compaction.parts) | set(compaction.history)) - there)
-    return (
-        f"{location.at(ROWS)}/{gone[0]}: missing, and {len(gone) - 1} more of compaction {compaction.number}; restore from a copy"
-    )

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog import marks, snapshot, writing
+from catalog import marks, query, snapshot, writing
 from catalog.artifacts import Artifacts
 from catalog.errors import CatalogError, DamagedFile, LocationError, NewerSchema, QueryError, StorageError
 from catalog.filters import Filters, to_expression
@@ -19,6 +19,7 @@ from catalog.locations import Location
 from catalog.reading import PartCache, View
 from catalog.schema import COLUMNS, SCHEMA
 from generator.canonical import canonical_json
+from generator.spec import AttentionSpec
 
 #: Marks a folder as a catalog.
 MARKER = "catalog.json"
@@ -96,10 +97,17 @@ class Catalog:
 
     def view(self) -> View:
         """The catalog as it is now. For several queries of one state; the methods below take a fresh one each time."""
-        taken = snapshot.take(self.location, writing.journal_folder(self.location))
+        taken = self.snapshot(allow_missing=self._skip_damaged)
         if self._seen is None or self._seen.snapshot.identity != taken.identity:
             self._seen = View(self.location, taken, self._cache, skip_damaged=self._skip_damaged)
         return self._seen
+
+    def strict_view(self) -> View:
+        """The same with damage raised always: for work that must not go on without rows, such as deleting what no row names."""
+        return View(self.location, self.snapshot(), PartCache(self.location))
+
+    def snapshot(self, *, allow_missing: bool = False) -> snapshot.Snapshot:
+        return snapshot.take(self.location, writing.journal_folder(self.location), allow_missing=allow_missing)
 
     def _retrying(self, query: Callable[[View], _T]) -> _T:
         """Runs a query; again on a fresh view when a compaction took a part away under it."""
@@ -130,6 +138,20 @@ class Catalog:
         table = table.sort_by([("sequence", "descending"), ("row_id", "ascending")])
         found: list[dict[str, Any]] = table.slice(0, limit).select(names).to_pylist()
         return found
+
+    def best(
+        self, spec: AttentionSpec | str, *, device_key: str | None = None, incumbent: str | None = None
+    ) -> dict[str, Any] | None:
+        """The whole row of the fastest verified kernel for a problem on one device, None where there is none: `query.best`."""
+        return query.best(self, spec, device_key=device_key, incumbent=incumbent)
+
+    def sql(self, text: str) -> pa.Table:
+        """An SQL query over the tables `rows` and `attempts`: `query.sql`. Needs the extra `sql`."""
+        return query.sql(self, text)
+
+    def resume(self) -> query.Resume:
+        """What a rerun need not do again, as of now: `resume().finished(attempt_keys)`."""
+        return query.Resume(self.rows(query.RESUME_COLUMNS))
 
     def count(self, filters: Filters = None, *, history: bool = False) -> int:
         return self.rows(["row_id"], filters, history=history).num_rows

@@ -13,7 +13,7 @@ import pytest
 from catalog_rows import DEVICE, attempt, sha, verified
 
 import catalog
-from catalog import journal, parts, schema, snapshot, upgrade, writing
+from catalog import parts, schema, snapshot, upgrade, writing
 from catalog.errors import CatalogError, DamagedFile, FencedRun, LocationError, NewerSchema, QueryError, StorageError
 from catalog.locations import Location
 
@@ -166,7 +166,7 @@ def test_a_newer_schema_is_refused_by_name(cat, monkeypatch, num_rows):
         later.setattr(schema, "SCHEMA_VERSION", 2)
         writer = cat.writer("r2")
         writer.append_all([attempt(i) for i in range(num_rows)])
-    refused = "has schema version 2, this program reads up to 1; update kernel-farm"
+    refused = "has schema version 2, this program reads up to 1; update kernel-farm here"
     with pytest.raises(NewerSchema, match=f"journal/r2.*{refused}"):
         catalog.open(cat.uri).rows()
     assert catalog.open(cat.uri, damaged="skip").count() == 1
