@@ -7,6 +7,7 @@ The verifier's children and the production loader use the same code path from he
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import struct
 import sys
@@ -181,10 +182,13 @@ def check_strides(parameter: TensorParameter, strides: Sequence[int]) -> None:
         )
 
 
-def load_cpu(data: bytes, launch: Launch, *, expected_hash: str | None = None, num_threads: int | None = None) -> CpuKernel:
+def load_cpu(
+    data: bytes, launch: Launch, *, expected_hash: str | None = None, num_threads: int | None = None, parallel: int | None = None
+) -> CpuKernel:
     """Load a shared object from memory: the bytes that are hashed are the bytes that are mapped.
 
-    `expected_hash`: SHA-256; a difference raises LaunchError. The same bytes are mapped once in a process.
+    `expected_hash`: SHA-256; a difference raises LaunchError. The same bytes are mapped once in a process. `parallel`: the
+    address of the function that runs threads, `parallel_pointer()` by default.
     """
     found = digest_bytes(data)
     if expected_hash is not None and found != expected_hash:
@@ -195,17 +199,24 @@ def load_cpu(data: bytes, launch: Launch, *, expected_hash: str | None = None, n
     except AttributeError:
         raise LaunchError(f"binary: no entry point named {launch.entry}") from None
     entry.argtypes, entry.restype = [ctypes.c_void_p], ctypes.c_int32
-    return CpuKernel(launch, entry, num_threads, parallel_pointer())
+    return CpuKernel(launch, entry, num_threads, parallel_pointer() if parallel is None else parallel)
 
 
 _libraries: dict[str, ctypes.CDLL] = {}
+_sealed: dict[str, int] = {}
 _loading = threading.Lock()
+
+
+def seal(data: bytes) -> None:
+    """Put the bytes where `load_cpu` will map them from, for a process that will not be able to make files any more."""
+    name = digest_bytes(data)
+    _sealed[name] = _sealed_file(name, data)
 
 
 def _library(name: str, data: bytes) -> ctypes.CDLL:
     with _loading:
         if name not in _libraries:
-            handle = _sealed_file(name, data)
+            handle = _sealed.pop(name) if name in _sealed else _sealed_file(name, data)
             try:
                 # The file stays open: glibc remembers libraries by path, and a later file under the same number would be
                 # taken for this one.
@@ -218,8 +229,6 @@ def _library(name: str, data: bytes) -> ctypes.CDLL:
 
 def _sealed_file(name: str, data: bytes) -> int:
     """An anonymous file that nobody, this process included, can write any more."""
-    import fcntl
-
     handle = os.memfd_create(f"farm-{name[:16]}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(data)
     while view:

@@ -71,7 +71,10 @@ class Witness:
 
 @dataclass(frozen=True, slots=True)
 class CaseError:
-    """One input of the suite: errors against fp64, of the candidate and of the trusted plain implementation."""
+    """One input of the suite: errors against fp64, of the candidate and of the trusted plain implementation.
+
+    row: the largest error of a row by the row's own scale (`verifier.tolerance.Errors`); lse_max: 0 where there is no LSE.
+    """
 
     input_name: str
     rms: float
@@ -80,17 +83,26 @@ class CaseError:
     trusted_max_abs: float
     limit_rms: float
     limit_max_abs: float
+    row: float = 0.0
+    limit_row: float = 0.0
+    lse_max: float = 0.0
+    limit_lse_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """Every check held on every input. `shapes` are (batch, seqlen_q, seqlen_k) that were verified."""
+    """Every check held on every input. `shapes` are (batch, seqlen_q, seqlen_k) that were verified.
+
+    seed: what the inputs were made from; secret while the candidate ran. fences: which fences of the sandbox were up.
+    """
 
     rule_id: str
     cases: tuple[CaseError, ...]
     shapes: tuple[tuple[int, int, int], ...]
     seeds_count: int
     verify_s: float
+    seed: int = 0
+    fences: dict[str, bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,218 @@
+"""The verdict on a binary: every check on every input, in a sandbox. Decides nothing about speed; see `verifier.benchmark`."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from generator.binding import Binding, bind
+from generator.canonical import digest_bytes
+from generator.spec import AttentionSpec
+from generator.translate.records import Launch
+from verifier.arena import Arena
+from verifier.checks import Finding, Outputs, case_error, check_outputs
+from verifier.inputs import call_view, fill, slots_of
+from verifier.launch import LaunchError, check_call, default_num_threads
+from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness
+from verifier.sandbox import CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
+from verifier.tolerance import RULE_ID
+from verifier.trial import Trial, one_thread, trials_for
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Judging:
+    """What one verdict needs throughout."""
+
+    data: bytes
+    launch: Launch
+    num_threads: int
+    limits: SandboxLimits
+
+    def sandbox(self) -> Sandbox:
+        return Sandbox(self.data, self.launch, self.num_threads, self.limits)
+
+
+def judge(
+    binary: Binary,
+    launch: Launch,
+    spec: AttentionSpec,
+    *,
+    num_threads: int | None = None,
+    limits: SandboxLimits | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+) -> Verdict:
+    """Run the binary on the spec's inputs and check everything. A wrong kernel is a value; what raises is not the kernel's fault.
+
+    seed: to repeat a verdict; by default secret and fresh. progress: told the name of each input before it runs. Raises SpecError
+    (WeakSuite) for a spec that cannot be judged, BindingError for parameters that it does not know, LaunchError for bytes
+    that are not those that were built.
+    """
+    started = time.monotonic()
+    judging = Judging(read_binary(binary), launch, num_threads or default_num_threads(), limits or SandboxLimits())
+    bind(launch, spec)
+    trials = trials_for(spec, seed)
+    errors: list[CaseError] = []
+    try:
+        with one_thread(), judging.sandbox() as sandbox:
+            for trial in trials.trials:
+                if progress is not None:
+                    progress(trial.case.name)
+                found = _judge_trial(judging, sandbox, trial)
+                if isinstance(found, Finding):
+                    return Failed(found.reason, found.witness, time.monotonic() - started)
+                errors.append(found)
+            fences = dict(sandbox.fences)
+    except CannotStart as error:
+        return Failed("crash", Witness("load", str(error)), time.monotonic() - started)
+    shapes = tuple(dict.fromkeys(t.case.shape for t in trials.trials))
+    return Passed(RULE_ID, tuple(errors), shapes, len(trials.trials), time.monotonic() - started, trials.seed, fences)
+
+
+def read_binary(binary: Binary) -> bytes:
+    """The bytes of a binary. Raises LaunchError when they are not those that were built."""
+    data = Path(binary.path).read_bytes()
+    if digest_bytes(data) != binary.hash:
+        raise LaunchError(f"binary: {os.path.basename(binary.path)} is not what was built (SHA-256 differs); compile it again")
+    return data
+
+
+# ------------------------------------------------------------------------------------------------------------- one input
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """An input laid out in a sandbox's memory, ready to be run."""
+
+    trial: Trial
+    binding: Binding
+    arena: Arena
+    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    scalars: tuple[int | float, ...]
+
+
+def set_up(sandbox: Sandbox, launch: Launch, trial: Trial) -> Setting:
+    """Everything poisoned, then the inputs written and sealed."""
+    spec = trial.case.spec
+    binding = bind(launch, spec)
+    slots = slots_of(trial.case, binding)
+    arena = Arena(sandbox.memory, slots)
+    arena.poison()
+    fill(arena.views, binding, trial.values)
+    arena.seal()
+    tensors = tuple((s.name, call_view(s, t.view, spec)[1]) for s, t in zip(slots, binding.tensors, strict=True))
+    scalars = tuple(s.value for s in binding.scalars)
+    check_call(launch, [strides for _, strides in tensors], scalars)
+    return Setting(trial, binding, arena, tensors, scalars)
+
+
+def outputs_of(setting: Setting) -> Outputs:
+    """The call's outputs as they lie in the arena, no copy."""
+    names = {t.role: t.name for t in setting.binding.tensors if t.written}
+    views = setting.arena.views
+    unwritten = {name: setting.arena.unwritten(name) for name in names.values()}
+    return Outputs(views[names["o"]], views[names["lse"]] if "lse" in names else None, unwritten)
+
+
+def _judge_trial(judging: Judging, sandbox: Sandbox, trial: Trial) -> Finding | CaseError:
+    """Two runs: the second with inputs that cannot be written, outputs poisoned anew, and the same bits expected."""
+    setting = set_up(sandbox, judging.launch, trial)
+    outcome = _run(sandbox, setting, writable_inputs=True)
+    if (finding := _came_back(judging, setting, outcome)) is not None:
+        return finding
+    if (finding := _stayed_inside(setting) or _judge_outputs(setting)) is not None:
+        return finding
+    error, first = case_error(outputs_of(setting), trial.expected), _kept(setting)
+    setting.arena.poison_outputs()
+    outcome = _run(sandbox, setting, writable_inputs=False)
+    if isinstance(outcome, Died) and outcome.bad_access:
+        message = "it ran on inputs that may be written, and crashed on the same inputs in memory that may only be read"
+        return Finding("mutates_inputs", Witness("inputs", message, trial.case.name))
+    if (finding := _came_back(judging, setting, outcome)) is not None:
+        return finding
+    return _stayed_inside(setting) or _same_again(setting, first) or _idle(sandbox, trial) or error
+
+
+def _run(sandbox: Sandbox, setting: Setting, *, writable_inputs: bool, guards: bool = True) -> Outcome:
+    mapped = sandbox.lay_out(setting.arena, guards=guards, writable_inputs=writable_inputs)
+    if not isinstance(mapped, Ran) or mapped.result != "done":
+        return mapped
+    return sandbox.run(setting.arena, setting.tensors, setting.scalars)
+
+
+def _came_back(judging: Judging, setting: Setting, outcome: Outcome) -> Finding | None:
+    name = setting.trial.case.name
+    match outcome:
+        case Ran(result="done"):
+            return None
+        case Ran(result=result):
+            return Finding("crash", Witness("return code", result, name))
+        case TimedOut(limit_s=limit_s):
+            return Finding("timeout", Witness("time limit", f"one call took more than {limit_s:g} s and was killed", name))
+        case Died():
+            return _explain_death(judging, setting.trial, outcome)
+
+
+def _explain_death(judging: Judging, trial: Trial, died: Died) -> Finding:
+    """A bad access may have hit a guard band: run again, in a fresh child, with bands that are memory like any other."""
+    crash = Finding("crash", Witness("system call" if died.forbidden_call else "crash", f"the kernel {died}", trial.case.name))
+    if not died.bad_access:
+        return crash
+    try:
+        with judging.sandbox() as sandbox:
+            setting = set_up(sandbox, judging.launch, trial)
+            outcome = _run(sandbox, setting, writable_inputs=True, guards=False)
+            if not isinstance(outcome, Ran):
+                return crash
+            if (finding := _stayed_inside(setting)) is not None:
+                return finding
+    except CannotStart:
+        return crash
+    message = "it reads memory outside its tensors: it crashes when nothing may be touched there, and runs when it may"
+    return Finding("out_of_bounds", Witness("guard bands", message, trial.case.name))
+
+
+def _stayed_inside(setting: Setting) -> Finding | None:
+    name = setting.trial.case.name
+    if (over := setting.arena.overrun()) is not None:
+        message = f"{over.num_bytes} bytes outside the elements of {over.tensor} were written, the first {over.where}"
+        return Finding("out_of_bounds", Witness("guard bands", message, name))
+    if (changed := setting.arena.mutated()) is not None:
+        message = f"{changed.num_bytes} bytes of the input {changed.tensor} were changed, the first {changed.where}"
+        return Finding("mutates_inputs", Witness("inputs", message, name))
+    return None
+
+
+def _judge_outputs(setting: Setting) -> Finding | None:
+    return check_outputs(outputs_of(setting), setting.trial.expected)
+
+
+def _kept(setting: Setting) -> dict[str, torch.Tensor]:
+    views = setting.arena.views
+    return {t.name: views[t.name].clone(memory_format=torch.contiguous_format) for t in setting.binding.tensors if t.written}
+
+
+def _same_again(setting: Setting, first: dict[str, torch.Tensor]) -> Finding | None:
+    for name, before in first.items():
+        integers = torch.int16 if before.element_size() == 2 else torch.int32
+        different = before.view(integers) != setting.arena.views[name].contiguous().view(integers)
+        if bool(different.any()):
+            message = (
+                f"{int(different.sum())} of {different.numel()} elements of {name} differ between two runs on the same input"
+            )
+            return Finding("nondeterministic", Witness("two runs", message, setting.trial.case.name))
+    return None
+
+
+def _idle(sandbox: Sandbox, trial: Trial) -> Finding | None:
+    if extra := sandbox.extra_threads():
+        message = f"{extra} threads that the call started are still there after it came back"
+        return Finding("crash", Witness("threads", message, trial.case.name))
+    return None

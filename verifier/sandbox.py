@@ -1,0 +1,274 @@
+"""One candidate in one child process: started, told to run, killed. What it wrote is judged elsewhere, by the process that
+owns this.
+
+The child leads a session and a process group of its own; the whole group gets SIGKILL at a limit and at the end. It has hard
+limits of CPU time and address space, an empty working folder, no core dumps, no network, no files (Landlock), and, from the
+moment that the candidate is mapped, only the system calls that computing needs (seccomp): none that starts a process or a
+thread, opens a file, sends a signal or reaches the network. It dies when this process dies. Inputs and outputs lie in memory
+that this process owns (`verifier.arena`); the answer over the channel is only "done", under a number that the question gave.
+
+What is not stopped: on kernels without Landlock or seccomp the candidate may read what this user may read (`fences` of a started
+sandbox says which are up); a candidate can forge its child's answers, which gains nothing, since outputs are judged and time is
+taken here; it can measure its neighbours through shared caches; it can slow the machine down while it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from generator.canonical import digest_bytes, to_plain
+from generator.translate.records import Launch
+from verifier.arena import Arena, Memory
+from verifier.children import kill_group
+from verifier.sandbox_child import PACKET_BYTES
+
+_PACKAGES = str(Path(__file__).resolve().parent.parent)
+_BOOT = "import json,sys; sys.path[:0]=[sys.argv[1]]; from verifier.sandbox_child import main; main(json.loads(sys.argv[2]))"
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxLimits:
+    """start_s: until the candidate is loaded; run_s: one call; cpu_s: the child's life, all threads; memory_bytes: besides the
+    tensors, the child's address space (thread stacks and the allocator's reservations count).
+    """
+
+    start_s: float = 20.0
+    run_s: float = 10.0
+    cpu_s: int = 300
+    memory_bytes: int = 4 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """The call came back; `result` is "done" or what the launcher said. wall_s: on this process's clock."""
+
+    result: str
+    wall_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """The child ended instead of answering: by a signal (its number), or with an exit status."""
+
+    signal: int
+    status: int
+    log: str
+
+    @property
+    def forbidden_call(self) -> bool:
+        return self.signal == 31  # SIGSYS: what the filter of system calls sends
+
+    @property
+    def bad_access(self) -> bool:
+        return self.signal in (7, 11)  # SIGBUS, SIGSEGV
+
+    def __str__(self) -> str:
+        import signal
+
+        if self.forbidden_call:
+            return "made a system call that computing does not need (a process, a thread, a signal or the network)"
+        if self.signal:
+            return f"killed by {signal.Signals(self.signal).name}"
+        return f"exited with status {self.status}"
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    limit_s: float
+
+
+Outcome = Ran | Died | TimedOut
+
+
+class CannotStart(RuntimeError):
+    """The child could not load the candidate, or did not come up: the message says which."""
+
+
+class Sandbox:
+    """A context manager; inside it the child is alive unless a run says otherwise. Never used again after a death or a
+    timeout.
+    """
+
+    def __init__(self, binary: bytes, launch: Launch, num_threads: int, limits: SandboxLimits | None = None) -> None:
+        self.limits = limits or SandboxLimits()
+        self.memory = Memory()
+        self.fences: dict[str, bool] = {}
+        self._binary, self._launch, self._num_threads = binary, launch, num_threads
+        self._channel, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._folder = tempfile.mkdtemp(prefix="farm-sandbox-")
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process: subprocess.Popen[bytes] | None = None
+        self._threads = 0
+
+    # ------------------------------------------------------------------------------------------------------- life
+
+    def __enter__(self) -> Sandbox:
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        binary = os.memfd_create("farm-binary", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(os.dup(binary), "wb") as file:
+                file.write(self._binary)
+            facts = {
+                "parent": os.getpid(), "channel": self._theirs.fileno(), "arena": self.memory.handle, "binary": binary,
+                "launch": to_plain(self._launch), "hash": digest_bytes(self._binary), "num_threads": self._num_threads,
+                "openmp": openmp_of_torch(), "cpu_s": self.limits.cpu_s, "memory_bytes": self.limits.memory_bytes + (1 << 27) * self._num_threads,
+            }  # fmt: skip
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGES, json.dumps(facts)],
+                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=self._folder, env=self._environment(),
+                pass_fds=(self._theirs.fileno(), self.memory.handle, binary), start_new_session=True,
+            )  # fmt: skip
+        finally:
+            os.close(binary)
+        self._theirs.close()
+        started = self._hear("start", self.limits.start_s)
+        if not isinstance(started, dict):
+            raise CannotStart(f"the candidate could not be loaded: {started}" + self._tail())
+        if "error" in started:
+            raise CannotStart(started["error"])
+        self.fences = started["fences"]
+        self._threads = self._count_threads()
+
+    def _environment(self) -> dict[str, str]:
+        """Little, and an allocator that hands out dirty memory, so that scratch nobody wrote is noticed."""
+        return {
+            "PATH": "/usr/bin:/bin", "TMPDIR": self._folder, "LC_ALL": "C", "OMP_WAIT_POLICY": "PASSIVE",
+            "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.perturb=165:glibc.malloc.mmap_threshold=1073741824",
+        }  # fmt: skip
+
+    def close(self) -> None:
+        """Kill the group, whatever state it is in, and give everything back."""
+        if self._process is not None:
+            kill_group(self._process.pid)
+            self._process.wait()
+        self._channel.close()
+        self._theirs.close()
+        self._log.close()
+        self.memory.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    # -------------------------------------------------------------------------------------------------------- work
+
+    def lay_out(self, arena: Arena, *, guards: bool = True, writable_inputs: bool = True) -> Outcome:
+        """Map the arena. guards: bands around tensors that nobody may touch; without, they are memory, checked afterwards."""
+        segments = [[s.offset, s.length, s.kind, s.address] for s in arena.segments]
+        return self._ask(
+            {"do": "map", "size": arena.size, "segments": segments, "guards": guards, "writable_inputs": writable_inputs},
+            self.limits.start_s,
+        )
+
+    def run(self, arena: Arena, tensors: Sequence[tuple[str, tuple[int, ...]]], scalars: Sequence[int | float]) -> Outcome:
+        """Call the kernel once. tensors: slot and strides (elements) of each parameter, in launch order; scalars likewise."""
+        pairs = list(zip(self._launch.scalars, scalars, strict=True))
+        return self._ask(
+            {
+                "do": "run",
+                "addresses": [arena.address_of(name) for name, _ in tensors],
+                "strides": [stride for _, strides in tensors for stride in strides],
+                "ints": [int(value) for scalar, value in pairs if scalar.dtype == "i32"],
+                "floats": [float(value) for scalar, value in pairs if scalar.dtype != "i32"],
+            },
+            self.limits.run_s,
+        )
+
+    def extra_threads(self) -> int:
+        """Threads that the child has now beyond those it had before its first run."""
+        return max(0, self._count_threads() - self._threads)
+
+    def _count_threads(self) -> int:
+        try:
+            return len(os.listdir(f"/proc/{self.pid}/task"))
+        except OSError:
+            return self._threads
+
+    def _ask(self, question: dict[str, Any], limit_s: float) -> Outcome:
+        nonce = secrets.token_hex(16)
+        started = time.monotonic()
+        try:
+            self._channel.send(json.dumps({**question, "nonce": nonce}).encode())
+        except (BrokenPipeError, ConnectionError):
+            return self._death()
+        answer = self._hear(nonce, limit_s)
+        if isinstance(answer, dict):
+            return Ran(answer.get("result", "done"), time.monotonic() - started)
+        return answer
+
+    def _hear(self, nonce: str, limit_s: float) -> dict[str, Any] | Died | TimedOut:
+        """The packet that carries the nonce; any other is not from our code and is dropped."""
+        deadline = time.monotonic() + limit_s
+        while (left := deadline - time.monotonic()) > 0:
+            self._channel.settimeout(left)
+            try:
+                packet = self._channel.recv(PACKET_BYTES)
+            except TimeoutError:
+                break
+            except ConnectionError:
+                return self._death()
+            if not packet:
+                return self._death()
+            if (answer := _parsed(packet)).get("nonce") == nonce:
+                return answer
+        assert self._process is not None
+        kill_group(self._process.pid)
+        self._process.wait()
+        return TimedOut(limit_s)
+
+    def _death(self) -> Died:
+        assert self._process is not None
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:  # it closed its end and lives on
+            kill_group(self._process.pid)
+            code = self._process.wait()
+        return Died(max(0, -code), max(0, code), self._tail())
+
+    def _tail(self) -> str:
+        self._log.seek(0)
+        return self._log.read()[-4096:].decode(errors="replace")
+
+
+def _parsed(packet: bytes) -> dict[str, Any]:
+    try:
+        answer = json.loads(packet)
+        return answer if isinstance(answer, dict) else {}
+    except ValueError:
+        return {}
+
+
+def openmp_of_torch() -> str:
+    """The OpenMP runtime that torch brings, so that the child loads the same one without loading torch; "" for the system's."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    package = Path(spec.origin).parent
+    folders = (package / "lib", package.parent / "torch.libs")
+    return next((str(file) for folder in folders for file in sorted(folder.glob("libgomp*.so*"))), "")

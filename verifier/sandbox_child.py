@@ -1,0 +1,143 @@
+"""The program that runs in a candidate's child: maps what it is told to, calls the kernel, says that it is done. Judges nothing.
+
+It imports neither torch nor numpy, and never sees a reference, a tolerance or a seed. `verifier.sandbox` starts it and speaks
+with it over a socket of whole packets; every answer carries the number of its question.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import mmap
+import os
+import socket
+from typing import Any
+
+from generator.translate.records import Launch, launch_from_plain
+from verifier import confine
+from verifier.launch import CallBlock, CpuKernel, LaunchError, load_cpu, parallel_pointer, seal
+
+PACKET_BYTES = 1 << 18
+FAR_BASE = 0x2000_0000_0000  # as in verifier.arena, which imports too much for a child
+_MAP_FIXED, _PROT_NONE = 0x10, 0
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+
+
+class Room:
+    """A range of addresses with nothing in it, into which pieces of the arena's file are mapped, always at the same place."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+        self.base = 0
+        self._size = 0
+        self._far: list[tuple[int, int]] = []
+
+    def lay_out(self, size: int, segments: list[list[Any]], guards: bool, writable_inputs: bool) -> None:
+        """guards: pages around tensors cannot be touched; otherwise they are memory like any other."""
+        if size > self._size:
+            self.base, self._size = self._map(0, size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0), size
+        self._map(self.base, self._size, _PROT_NONE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
+        while self._far:
+            _libc.munmap(*self._far.pop())
+        for offset, length, kind, address in segments:
+            if kind == "guard" and guards:
+                continue
+            reads_only = kind == "in" and not writable_inputs
+            protection = mmap.PROT_READ | (0 if reads_only else mmap.PROT_WRITE)
+            self._map(self.address(address), length, protection, mmap.MAP_SHARED | _MAP_FIXED, self._handle, offset)
+            if address >= FAR_BASE:
+                self._far.append((address, length))
+
+    def address(self, offset: int) -> int:
+        """From FAR_BASE on, addresses are given as they are."""
+        return offset if offset >= FAR_BASE else self.base + offset
+
+    @staticmethod
+    def _map(address: int, length: int, protection: int, flags: int, handle: int, offset: int) -> int:
+        found = _libc.mmap(address or None, length, protection, flags, handle, offset)
+        if found is None or found == ctypes.c_void_p(-1).value:
+            raise MemoryError(f"cannot map {length} bytes: {os.strerror(ctypes.get_errno())}")
+        return int(found)
+
+
+class Child:
+    """Answers one question at a time until the channel closes."""
+
+    def __init__(self, channel: socket.socket, arena: int, kernel: CpuKernel) -> None:
+        self._channel, self._kernel = channel, kernel
+        self._room = Room(arena)
+        self._block: CallBlock = kernel.block()
+
+    def serve(self) -> None:
+        while packet := self._channel.recv(PACKET_BYTES):
+            question = json.loads(packet)
+            self._answer(question["nonce"], **self._do(question))
+
+    def _answer(self, nonce: str, **facts: Any) -> None:
+        self._channel.send(json.dumps({"nonce": nonce, **facts}).encode())
+
+    def _do(self, question: dict[str, Any]) -> dict[str, Any]:
+        match question["do"]:
+            case "map":
+                self._room.lay_out(question["size"], question["segments"], question["guards"], question["writable_inputs"])
+                return {"base": self._room.base}
+            case "run":
+                self._block.set_pointers([self._room.address(offset) for offset in question["addresses"]])
+                self._block.set_strides(question["strides"])
+                self._block.set_scalars(question["ints"], question["floats"])
+                return {"result": self._run()}
+            case other:
+                raise ValueError(f"do: expected map or run, found {other!r}")
+
+    def _run(self) -> str:
+        try:
+            self._kernel.run(self._block)
+            return "done"
+        except (MemoryError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+
+
+def warm_pool(pointer: int, num_threads: int) -> None:
+    """Start the OpenMP threads now: later, none may start. The body that they run is a call that does nothing."""
+    if pointer:
+        parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(pointer)
+        parallel(ctypes.cast(_libc.getppid, ctypes.c_void_p), None, num_threads, 0)
+
+
+def read_all(handle: int) -> bytes:
+    return os.pread(handle, os.fstat(handle).st_size, 0)
+
+
+def main(facts: dict[str, Any]) -> None:
+    """facts: parent, channel, arena, binary (descriptors), launch, hash, openmp (a path), num_threads, cpu_s, memory_bytes."""
+    confine.bound_to_parent(facts["parent"])
+    confine.limit(facts["cpu_s"], facts["memory_bytes"])
+    channel = socket.socket(fileno=facts["channel"])
+    launch: Launch = launch_from_plain(facts["launch"])
+    binary = read_all(facts["binary"])
+    seal(binary)
+    fences = {"no_network": confine.no_network(), "no_new_privileges": confine.no_new_privileges()}
+    if facts["openmp"]:
+        ctypes.CDLL(facts["openmp"])
+    ctypes.CDLL("libm.so.6")
+    parallel = parallel_pointer()  # the runtime's file is opened while files can be
+    fences["no_files"] = confine.no_files()
+    warm_pool(parallel, facts["num_threads"])
+    fences["few_system_calls"] = confine.few_system_calls(reading_files=True)
+    started: dict[str, Any] = {"nonce": "start", "fences": fences}
+    try:
+        kernel = load_cpu(binary, launch, expected_hash=facts["hash"], num_threads=facts["num_threads"], parallel=parallel)
+    except LaunchError as error:
+        channel.send(json.dumps({**started, "error": str(error)}).encode())
+        return
+    child = Child(channel, facts["arena"], kernel)
+    confine.few_system_calls(reading_files=False)
+    channel.send(json.dumps(started).encode())
+    with contextlib.suppress(ConnectionError):
+        child.serve()
+    os._exit(0)

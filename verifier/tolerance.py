@@ -1,0 +1,132 @@
+"""How far from the float64 answer a kernel may be: twice as far as a plain implementation in the same precision, plus rounding.
+
+The plain implementation keeps scores in float32 and rounds P to the input's dtype. It runs in several orders of summation,
+and the worst counts, so that luck of one order sets no limit. This file compares nothing with a candidate; `verifier.checks`
+does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from generator.spec import TL_DTYPES, AttentionSpec
+from verifier import oracle
+from verifier.arena import DTYPES
+from verifier.oracle import Block, Reference
+
+#: Changes whenever the rule does; stored with a verdict.
+RULE_ID = "twice-plain-1"
+FACTOR = 2.0
+NUM_ORDERS = 3
+#: Half the spacing of numbers near 1.
+UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+
+@dataclass(frozen=True, slots=True)
+class Errors:
+    """Distances from the float64 answer, or limits of them.
+
+    rms and max_abs: over all elements of O. row: the largest over rows of |error| / |sum of |p v||, a scale that cancellation
+    does not shrink, so that one small wrong row among large right ones shows. lse_rms, lse_max: over the finite LSE.
+    """
+
+    rms: float
+    max_abs: float
+    row: float
+    lse_rms: float
+    lse_max: float
+
+    def worst(self, other: Errors) -> Errors:
+        return Errors(*(max(getattr(self, f), getattr(other, f)) for f in Errors.__slots__))
+
+
+def errors(out: Tensor, lse: Tensor | None, reference: Reference) -> Errors:
+    """Of `out` (B, H, R, Dv) and `lse` (B, H, R); both finite wherever the reference is. NaN counts as infinitely far."""
+    off = (out.double() - reference.out).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
+    size = reference.magnitude.norm(dim=-1)
+    per_row = off.norm(dim=-1) / size.clamp(min=torch.finfo(torch.float64).tiny)
+    per_row = per_row.masked_fill((size == 0) & (off.norm(dim=-1) == 0), 0)
+    lse_off = torch.zeros(1, dtype=torch.float64)
+    if lse is not None:
+        finite = reference.lse.isfinite()
+        lse_off = (lse.double() - reference.lse)[finite].nan_to_num(nan=torch.inf)
+    return Errors(_rms(off), _largest(off), _largest(per_row), _rms(lse_off), _largest(lse_off))
+
+
+def _rms(x: Tensor) -> float:
+    return float(x.square().mean().sqrt()) if x.numel() else 0.0
+
+
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
+
+
+def limits(trusted: Errors, reference: Reference, dtype: torch.dtype) -> Errors:
+    """What a kernel may reach, from the plain implementation's errors.
+
+    Rounding: one of the output, two of float32 arithmetic on the sum's own scale, and for LSE one of a weight in the input's
+    dtype.
+    """
+    out_u, sum_u = UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[torch.float32]
+    weight_u = out_u if dtype != torch.float32 else 2 * sum_u
+    lse = reference.lse[reference.lse.isfinite()]
+    return Errors(
+        FACTOR * trusted.rms + out_u * _rms(reference.out) + 2 * sum_u * _rms(reference.magnitude),
+        FACTOR * trusted.max_abs + out_u * _largest(reference.out) + 2 * sum_u * _largest(reference.magnitude),
+        FACTOR * trusted.row + out_u + 2 * sum_u,
+        FACTOR * trusted.lse_rms + sum_u * _rms(lse) + weight_u,
+        FACTOR * trusted.lse_max + sum_u * _largest(lse) + weight_u,
+    )
+
+
+# --------------------------------------------------------------------------------------------- the plain implementation
+
+
+def plain_errors(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, reference: Reference) -> Errors:
+    """The worst errors of the plain implementation over its orders of summation."""
+    worst = Errors(0, 0, 0, 0, 0)
+    for order in range(NUM_ORDERS):
+        worst = worst.worst(errors(*plain_attention(spec, tensors, rows, order), reference))
+    return worst
+
+
+def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, order: int = 0) -> tuple[Tensor, Tensor]:
+    """Attention as one writes it in torch: whole rows of scores, softmax, product. `order` shuffles the sums (0: as they come).
+
+    Returns O in the spec's dtype (B, H, R, Dv) and LSE (B, H, R) in float32.
+    """
+    dtype = DTYPES[TL_DTYPES[spec.dtype]]
+    out = torch.zeros(spec.batch, spec.num_heads, len(rows), spec.head_dim_v, dtype=dtype)
+    lse = torch.full(out.shape[:3], -torch.inf)
+    shuffle = torch.Generator().manual_seed(order)
+    dims, keys = torch.arange(spec.head_dim), torch.arange(spec.seqlen_k)
+    if order:
+        dims, keys = dims[torch.randperm(len(dims), generator=shuffle)], keys[torch.randperm(len(keys), generator=shuffle)]
+    for block, at in oracle.blocks(spec, tensors, rows):
+        where = (block.batch, block.heads.flatten(), at)
+        out[where], lse[where] = _attend(block, tensors, dims, keys, dtype)
+    return out, lse
+
+
+def _attend(block: Block, tensors: Mapping[str, Tensor], dims: Tensor, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    spec = block.spec
+    seen = oracle.visible(block)[:, :, keys]
+    used = seen.any(0).any(0)
+    seen, keys = seen[:, :, used], keys[used]
+    q = tensors["q"][block.batch, block.heads.flatten()].float()[:, block.rows.flatten()][..., dims]
+    k, v = (tensors[name][block.batch, block.kv_head].float()[keys] for name in ("k", "v"))
+    shuffled = replace(block, keys=keys.view(1, 1, -1))
+    scores, logits = oracle.apply_scores(shuffled, q @ k[:, dims].T * oracle.as_f32(spec.scale))
+    scores = scores.masked_fill(~seen, -torch.inf)
+    logits = logits.expand(*scores.shape[:2], -1)
+    top = torch.cat([scores, logits], 2).amax(2, keepdim=True)
+    reference = top.masked_fill(top == -torch.inf, 0)
+    weights, other = torch.exp(scores - reference), torch.exp(logits - reference).sum(2, keepdim=True)
+    rounded = weights.to(dtype).float()
+    total = weights.sum(2, keepdim=True) + other
+    out = torch.where(total > 0, rounded @ v / total, 0).to(dtype)
+    return out, (reference + torch.log(rounded.sum(2, keepdim=True) + other)).squeeze(2)
