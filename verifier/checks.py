@@ -128,7 +128,7 @@ def output_close(outputs: Outputs, expected: Expected) -> Finding | None:
         if not value <= limit:
             out = outputs.out[:, :, expected.rows].double()
             at = _worst(out, expected, by_row=measure == "row")
-            message = f"{words} of O is {value:.3g}, over the limit {limit:.3g} (a plain implementation: {getattr(expected.trusted, measure):.3g})"
+            message = f"{words} of O is {_over(measure, value, expected)}"
             should = f"{float(expected.reference.out[at]):.7g}"
             return _finding("wrong_value", measure, message, expected, where=at, found=f"{float(out[at]):.7g}", should=should)
     return None
@@ -144,7 +144,7 @@ def lse_close(outputs: Outputs, expected: Expected) -> Finding | None:
             lse, reference = outputs.lse[:, :, expected.rows].double(), expected.reference.lse
             off = torch.where(reference.isfinite(), (lse - reference).abs(), 0)
             at = tuple(int(i) for i in torch.unravel_index(off.argmax(), off.shape))
-            message = f"the error of LSE ({measure}) is {value:.3g}, over the limit {limit:.3g} (a plain implementation: {getattr(expected.trusted, measure):.3g})"
+            message = f"the error of LSE ({measure}) is {_over(measure, value, expected)}"
             return _finding(
                 "wrong_value",
                 measure,
@@ -169,6 +169,11 @@ def _finding(
     place = dict(zip(("batch", "head", "query", "dim"), where, strict=False))
     message += " (" + ", ".join(f"{name} {index}" for name, index in place.items()) + ")"
     return Finding(reason, Witness(check, message, expected.input_name, should, found))
+
+
+def _over(measure: str, value: float, expected: Expected) -> str:
+    limit, trusted = getattr(expected.limits, measure), getattr(expected.trusted, measure)
+    return f"{value:.3g}, over the limit {limit:.3g} (a plain implementation: {trusted:.3g})"
 
 
 def _first(mask: Tensor) -> tuple[int, ...]:

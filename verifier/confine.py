@@ -27,8 +27,9 @@ _COMPUTE = {
     "rt_sigprocmask": 14, "rt_sigreturn": 15, "sched_yield": 24, "mremap": 25, "madvise": 28, "nanosleep": 35, "getpid": 39,
     "sendto": 44, "recvfrom": 45, "exit": 60, "gettimeofday": 96, "getrlimit": 97, "getrusage": 98, "sysinfo": 99, "getppid": 110,
     "sigaltstack": 131, "arch_prctl": 158, "gettid": 186, "futex": 202, "sched_getaffinity": 204, "set_tid_address": 218,
-    "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231, "get_mempolicy": 239,
-    "ppoll": 271, "set_robust_list": 273, "prlimit64": 302, "getcpu": 309, "getrandom": 318, "membarrier": 324, "rseq": 334,
+    "restart_syscall": 219, "clock_gettime": 228, "clock_getres": 229, "clock_nanosleep": 230, "exit_group": 231,
+    "get_mempolicy": 239, "ppoll": 271, "set_robust_list": 273, "prlimit64": 302, "getcpu": 309, "getrandom": 318,
+    "membarrier": 324, "rseq": 334,
 }  # fmt: skip
 #: Besides, while the candidate is mapped, and in a child that holds torch: reading files, and a narrower filter.
 _READ_FILES = {

@@ -133,10 +133,17 @@ class Sandbox:
             with os.fdopen(os.dup(binary), "wb") as file:
                 file.write(self._binary)
             facts = {
-                "parent": os.getpid(), "channel": self._theirs.fileno(), "arena": self.memory.handle, "binary": binary,
-                "launch": to_plain(self._launch), "hash": digest_bytes(self._binary), "num_threads": self._num_threads,
-                "openmp": openmp_of_torch(), "cpu_s": self.limits.cpu_s, "memory_bytes": self.limits.memory_bytes + (1 << 27) * self._num_threads,
-            }  # fmt: skip
+                "parent": os.getpid(),
+                "channel": self._theirs.fileno(),
+                "arena": self.memory.handle,
+                "binary": binary,
+                "launch": to_plain(self._launch),
+                "hash": digest_bytes(self._binary),
+                "num_threads": self._num_threads,
+                "openmp": openmp_of_torch(),
+                "cpu_s": self.limits.cpu_s,
+                "memory_bytes": self.limits.memory_bytes + (1 << 27) * self._num_threads,
+            }
             self._process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGES, json.dumps(facts)],
                 stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=self._folder, env=self._environment(),
