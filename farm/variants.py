@@ -16,6 +16,7 @@ from typing import Any
 
 from generator.canonical import digest_bytes
 from generator.masks import MASKS, MaskRule
+from generator.rule_check import rule_problems
 from generator.scores import SCORES, ScoreRule
 from generator.spec import SpecError
 
@@ -54,6 +55,8 @@ def load_variants(path: str | Path) -> Loaded:
     references = _dict(module, "REFERENCES", None)
     for name in (*masks, *scores):
         _check(path, name, references)
+    if problems := [p for rule in (*masks.values(), *scores.values()) for p in rule_problems(rule)]:
+        raise VariantsError(f"{path}: {'; '.join(problems)}")
     _register(masks, scores, references, _dict(module, "INPUTS", None), path)
     _LOADED[str(path)] = Loaded(str(path), digest, tuple(masks), tuple(scores))
     return _LOADED[str(path)]

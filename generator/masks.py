@@ -17,7 +17,8 @@ from generator.spec import Rule, SpecError
 class MaskRule:
     """A key is visible where `visible` holds (a test in TL); several masks of a spec must all hold.
 
-    hides_future: no key after the query's own position is ever visible.
+    hides_future: no key after the query's own position is ever visible. key_extent: how many rows of K and V hold values, where
+    that is fewer than SeqK (TL text, one number for a block); what memory holds behind them, NaN too, is never read.
     """
 
     name: str
@@ -27,15 +28,16 @@ class MaskRule:
     scalars: tuple[Scalar, ...] = ()
     captured: tuple[Captured, ...] = ()
     hides_future: bool = False
+    key_extent: str = ""
 
 
-def _side(name: str) -> Scalar:
+def _side(rule: str, name: str) -> Scalar:
     def value(parameters: Mapping[str, Number | str]) -> Number:
         reach = parameters[name]
         assert isinstance(reach, int)
         return UNBOUNDED if reach < 0 else reach
 
-    return Scalar(f"Window{name.capitalize()}", "i32", f"keys visible to the {name} of the query's position (2^30: all)", value)
+    return Scalar(f"{rule}{name.capitalize()}", "i32", f"keys visible to the {name} of the query's position (2^30: all)", value)
 
 
 def _same(parameter: str, name: str, meaning: str) -> Scalar:
@@ -63,14 +65,14 @@ MASKS: dict[str, MaskRule] = {
         "a query sees the keys from `left` before to `right` after its position, both included (FlashAttention's window)",
         "kv >= q - WindowLeft and kv <= q + WindowRight",
         (_LEFT, _RIGHT, ALIGN),
-        (_side("left"), _side("right")),
+        (_side("Window", "left"), _side("Window", "right")),
     ),
     "sink_window": MaskRule(
         "sink_window",
         "as window, and besides the first `sink` keys that do not lie after the window's right end",
-        "(kv < Sink or kv >= q - WindowLeft) and kv <= q + WindowRight",
+        "(kv < Sink or kv >= q - SinkLeft) and kv <= q + SinkRight",
         (Parameter("sink", "int", "keys at the start that stay visible", minimum=0), _LEFT, _RIGHT, ALIGN),
-        (_same("sink", "Sink", "keys at the start that stay visible"), _side("left"), _side("right")),
+        (_same("sink", "Sink", "keys at the start that stay visible"), _side("Sink", "left"), _side("Sink", "right")),
     ),
     "prefix": MaskRule(
         "prefix",
@@ -93,6 +95,7 @@ MASKS: dict[str, MaskRule] = {
         "a batch of sequences of unequal length: keys from the sequence's own length on are padding",
         "kv < KvLen[b]",
         captured=(Captured("KvLen", "i32", "number of keys of each sequence", ("Batch",)),),
+        key_extent="KvLen[b]",
     ),
 }
 

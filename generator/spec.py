@@ -1,7 +1,8 @@
 """What is to be computed: one attention problem as data. Not how: a spec knows no tile, target or author.
 
-Conventions: tensors are (batch, heads, seqlen, head_dim) whatever their strides; LSE is natural log, fp32, includes a sink logit where
-there is one; a row with nothing to see gives output 0 and LSE -inf. Order of operations: scale * Q K^T, score rules in their order, masks, softmax, P V.
+Conventions: tensors are (batch, heads, seqlen, head_dim) whatever their strides; LSE is natural log, fp32, includes a sink logit
+where there is one; a row with nothing to see gives output 0 and LSE -inf. Order of operations: scale * Q K^T, score rules in their
+order, masks, softmax, P V.
 """
 
 from __future__ import annotations
@@ -127,7 +128,8 @@ class AttentionSpec:
 
     def with_shape(self, **shape: int) -> AttentionSpec:
         """The same problem at another batch, length or head count."""
-        return replace(self, **shape)
+        sizes: dict[str, Any] = dict(shape)
+        return replace(self, **sizes)
 
     def to_json(self) -> str:
         return canonical_json(self)

@@ -241,11 +241,15 @@ def _matrices(spec: AttentionSpec, dtype: DType) -> tuple[Allocate, ...]:
     q_offset = (Var("b"), Var("hk") if decode else Var("h"))
     kv_offset = (Var("b"), Var("hk") if decode else expression("h // (Heads // KvHeads)"))
     captured = [c for _, rule, _ in rule_uses(spec) for c in rule.captured]
+    keys: Expr = Var("SeqK")
+    for _, rule, _ in rule_uses(spec):
+        if isinstance(rule, MaskRule) and rule.key_extent:
+            keys = Op("min", (keys, expression(rule.key_extent)))
     return (
-        Allocate("Q", "global", (rows, Var("D")), dtype, q_offset),
-        Allocate("K", "global", (Var("SeqK"), Var("D")), dtype, kv_offset),
-        Allocate("V", "global", (Var("SeqK"), Var("DV")), dtype, kv_offset),
         *(Allocate(c.name, "global", tuple(map(Var, c.shape)), c.dtype, tuple(map(Var, c.offset))) for c in captured),
+        Allocate("Q", "global", (rows, Var("D")), dtype, q_offset),
+        Allocate("K", "global", (keys, Var("D")), dtype, kv_offset),
+        Allocate("V", "global", (keys, Var("DV")), dtype, kv_offset),
         Allocate("O", "global", (rows, Var("DV")), dtype, q_offset),
         Allocate("LSE", "global", (rows,), "f32", q_offset),
     )

@@ -74,21 +74,21 @@ def read_header(text: str) -> Header:
             break
         if found := _FIELD.match(line.strip()):
             fields[found[1]].append((number, found[2].strip()))
-    for name in ("oracle", "spec"):
-        if len(fields[name]) > 1:
-            raise HeaderError(f"line {fields[name][1][0]}: {name}: expected once, found again")
+    for field in ("oracle", "spec"):
+        if len(fields[field]) > 1:
+            raise HeaderError(f"line {fields[field][1][0]}: {field}: expected once, found again")
     oracle = fields["oracle"][0][1] if fields["oracle"] else ""
-    runs = tuple(_numbers(line, words) for line, words in fields["run"])
+    runs = tuple(_numbers(number, words) for number, words in fields["run"])
     if oracle != ATTENTION:
         return Header(oracle, None, runs)
     if not fields["spec"]:
         raise HeaderError("spec: expected a line such as '# spec: heads=4/2 dim=64 dtype=bf16 mask=causal', found none")
     if not runs:
         raise HeaderError("run: expected a line such as '# run: batch=2 seqlen_q=100 seqlen_k=130', found none")
-    for (line, _), sizes in zip(fields["run"], runs, strict=True):
+    for (number, _), sizes in zip(fields["run"], runs, strict=True):
         if tuple(sorted(sizes)) != tuple(sorted(_SIZES)):
-            raise HeaderError(f"line {line}: run: expected {', '.join(_SIZES)}, found {', '.join(sizes) or 'nothing'}")
-    return Header(oracle, _spec(*fields["spec"][0], cast(dict[str, int], runs[0])), runs)
+            raise HeaderError(f"line {number}: run: expected {', '.join(_SIZES)}, found {', '.join(sizes) or 'nothing'}")
+    return Header(oracle, _spec(*fields["spec"][0], dict(runs[0])), runs)
 
 
 def _words(line: int, field: str, text: str) -> list[tuple[str, str]]:
@@ -134,7 +134,7 @@ def _rule(line: int, field: str, text: str) -> Rule:
     return Rule.make(found[1], **parameters)
 
 
-def _spec(line: int, text: str, sizes: dict[str, int]) -> AttentionSpec:
+def _spec(line: int, text: str, sizes: dict[str, Any]) -> AttentionSpec:
     masks: list[Rule] = []
     scores: list[Rule] = []
     values: dict[str, Any] = {}

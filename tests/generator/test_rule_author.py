@@ -108,9 +108,23 @@ def test_decode_reads_a_group_of_heads_as_rows(masks: str, scores: str) -> None:
     spec = make_spec(num_heads=6, num_kv_heads=2, seqlen_q=1, phase="decode", masks=MASKS[masks], scores=SCORES[scores])
     call = random_call(spec)
     program = filled(spec, rows=2)
-    assert bind(program, spec).tensors[0].view == "grouped"
+    assert {t.name: t.view for t in bind(program, spec).tensors if t.view != "standard"} == dict.fromkeys(
+        ["Q", "O", "LSE"], "grouped"
+    )
     for found, expected in zip(interpret(spec, call, program=program), attention(spec, call), strict=True):
         np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("phase", ["prefill", "decode"])
+@pytest.mark.parametrize("rubbish", [np.nan, np.inf])
+def test_what_lies_behind_a_sequence_is_never_read(rubbish: float, phase: str) -> None:
+    spec = make_spec(masks=(Rule.make("padding"),), seqlen_q=1, phase=phase)
+    call = random_call(spec)
+    clean = interpret(spec, call, "stated")
+    for batch, length in enumerate(call["KvLen"]):
+        call["K"][batch, :, length:] = call["V"][batch, :, length:] = rubbish
+    for dirty, expected in zip(interpret(spec, call, "stated"), clean, strict=True):
+        np.testing.assert_array_equal(dirty, expected)
 
 
 @pytest.mark.parametrize("scale", [-0.7, 0.0, 5.0])
