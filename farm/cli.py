@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from farm.catalog_commands import catalog_app
 from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
 from farm.machine_commands import doctor, variants
 from farm.tl_commands import tl_app
@@ -26,6 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(tl_app, name="tl")
+app.add_typer(catalog_app, name="catalog")
 app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
 app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)
 
