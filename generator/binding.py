@@ -13,8 +13,8 @@ from generator.masks import MaskRule, mask_parameters, mask_rule
 from generator.rule_parts import Captured, Number, Scalar
 from generator.scores import ScoreRule, score_parameters, score_rule
 from generator.spec import TL_DTYPES, AttentionSpec, SpecError
-from generator.tl.ir import Argument, DType, Program
-from generator.translate.records import Launch, ScalarParameter, TensorParameter
+from generator.tl.ir import DType, Program
+from generator.translate.records import Launch, ScalarParameter, TensorParameter, scalar_parameters, tensor_parameters
 
 Role = Literal["q", "k", "v", "o", "lse", "captured"]
 View = Literal["standard", "grouped"]
@@ -110,19 +110,6 @@ def _parameters(kernel: Launch | Program) -> tuple[tuple[TensorParameter, ...], 
     if isinstance(kernel, Launch):
         return kernel.tensors, kernel.scalars, str(kernel.target_facts.get("view", "standard"))
     return tensor_parameters(kernel), scalar_parameters(kernel), kernel.hints.get("view", "standard")
-
-
-def tensor_parameters(program: Program) -> tuple[TensorParameter, ...]:
-    """The global matrices of a program in order of allocation: how every launch lists them."""
-    written = set(program.outputs)
-    matrices = [a for a in program.allocations.values() if a.level == "global"]
-    return tuple(TensorParameter(a.name, a.dtype, len(a.offset), len(a.shape), a.name in written) for a in matrices)
-
-
-def scalar_parameters(program: Program) -> tuple[ScalarParameter, ...]:
-    """The scalar arguments of a program in textual order: how every launch lists them."""
-    lines = [s for s in program.body if isinstance(s, Argument)]
-    return tuple(ScalarParameter(name, s.dtype, s.positive) for s in lines for name in s.names)
 
 
 def rule_uses(spec: AttentionSpec) -> list[tuple[str, MaskRule | ScoreRule, dict[str, Number | str]]]:

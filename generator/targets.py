@@ -1,6 +1,7 @@
-"""Hardware fact sheets: what translators and plans may know of a target. Holds no facts of one machine (cache sizes, core counts are measured).
+"""Hardware fact sheets: what translators and plans may know of a target. Holds no facts of one machine: those are measured.
 
-A CPU target is an instruction set; the same kernel text style serves all of them, and the loader picks by the CPU's own flags.
+The target `cpu` is one name with several instruction sets; a kernel is built for one of them, and the loader picks by the
+processor's own flags.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ class Target:
     """What code is written for.
 
     isa: the instruction set, as `Launch.target_facts` and the compiler know it ("avx512", "sm_90a"). instructions: what the
-    translator emits, for people. dtypes: of matrices. cpu_flags: what /proc/cpuinfo has to list (CPU only). compute_capability,
-    shared_bytes (of a block), registers (of a thread): CUDA only, 0 on CPUs.
+    translator emits, for people. dtypes: of matrices. cpu_flags: what /proc/cpuinfo has to list (CPU only). compute_capability
+    (major * 10 + minor), shared_bytes (of a block), registers (of a thread): CUDA only, 0 on CPUs.
     """
 
     name: str
@@ -38,34 +39,35 @@ class Target:
 _ALL: tuple[DType, ...] = ("f32", "f16", "bf16", "i32")
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
+_AMX = (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16")
 
-#: Name -> target, weakest instruction set first.
+#: Instruction set -> the target `cpu` built for it, the weakest first.
 CPU_TARGETS: dict[str, Target] = {
-    "cpu-avx2": Target("cpu-avx2", "cpu", "avx2", ("x86-64 with AVX2 and FMA",), ("256-bit FMA",), _ALL, _AVX2),
-    "cpu-avx512": Target("cpu-avx512", "cpu", "avx512", ("x86-64 with AVX-512",), ("512-bit FMA",), _ALL, _AVX512),
-    "cpu-amx": Target(
-        "cpu-amx", "cpu", "amx", ("Xeon with AMX (Sapphire Rapids and later)",), ("512-bit FMA", "TDPBF16PS tiles"), _ALL,
-        (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16"),
-    ),
-}  # fmt: skip
+    "avx2": Target("cpu", "cpu", "avx2", ("x86-64 with AVX2 and FMA",), ("256-bit FMA",), _ALL, _AVX2),
+    "avx512": Target("cpu", "cpu", "avx512", ("x86-64 with AVX-512",), ("512-bit FMA",), _ALL, _AVX512),
+    "amx": Target("cpu", "cpu", "amx", ("Xeon with AMX, Sapphire Rapids and later",), ("512-bit FMA", "TDPBF16PS"), _ALL, _AMX),
+}
 
-TARGETS: dict[str, Target] = dict(CPU_TARGETS)
+#: Name -> target. `cpu` stands here with its weakest instruction set; `find_target` picks the strongest.
+TARGETS: dict[str, Target] = {"cpu": CPU_TARGETS["avx2"]}
 
 
 def cpu_targets(flags: Iterable[str]) -> tuple[Target, ...]:
-    """The CPU targets that a processor with these flags runs, strongest first."""
+    """The forms of `cpu` that a processor with these flags runs, the strongest first."""
     present = set(flags)
     return tuple(t for t in reversed(CPU_TARGETS.values()) if present.issuperset(t.cpu_flags))
 
 
 def find_target(name: str, flags: Iterable[str] = ()) -> Target:
-    """The target of a plan's name; `cpu` is the strongest instruction set among `flags`. Raises ValueError that lists the known names."""
+    """The target of a plan's name. `cpu` is its strongest form among `flags`; `cpu-avx512` and the like name a form.
+
+    Raises ValueError that lists the known names, or says what the processor lacks.
+    """
+    forms = {f"cpu-{isa}": t for isa, t in CPU_TARGETS.items()}
     if name == "cpu":
         if not (found := cpu_targets(flags)):
-            raise ValueError(
-                f"targets: cpu needs a processor with {', '.join(_AVX2)}; this one lists {len(set(flags))} flags without them"
-            )
+            raise ValueError(f"targets: cpu: expected a processor with {', '.join(_AVX2)}, found one without")
         return found[0]
-    if name not in TARGETS:
-        raise ValueError(f"targets: expected one of cpu, {', '.join(TARGETS)}, found {name!r}")
-    return TARGETS[name]
+    if name not in forms | TARGETS:
+        raise ValueError(f"targets: expected one of {', '.join([*TARGETS, *forms])}, found {name!r}")
+    return (forms | TARGETS)[name]

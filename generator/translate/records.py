@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generator.canonical import digest, digest_text
-from generator.tl.ir import DType
+from generator.tl.ir import Argument, DType, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,19 @@ class Untranslatable:
     reason: str  # "translate_failed" | "unsupported_dtype" | "does_not_fit"
     message: str
     line: int = 0
+
+
+def tensor_parameters(program: Program) -> tuple[TensorParameter, ...]:
+    """The global matrices of a program in order of allocation: how every launch lists them."""
+    written = set(program.outputs)
+    matrices = [a for a in program.allocations.values() if a.level == "global"]
+    return tuple(TensorParameter(a.name, a.dtype, len(a.offset), len(a.shape), a.name in written) for a in matrices)
+
+
+def scalar_parameters(program: Program) -> tuple[ScalarParameter, ...]:
+    """The scalar arguments of a program in textual order: how every launch lists them."""
+    lines = [s for s in program.body if isinstance(s, Argument)]
+    return tuple(ScalarParameter(name, s.dtype, s.positive) for s in lines for name in s.names)
 
 
 def launch_from_plain(plain: dict[str, Any]) -> Launch:

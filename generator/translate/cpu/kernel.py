@@ -18,7 +18,7 @@ from generator.translate.cpu.ops import Loop, Ops, Product, Refused, every, lowe
 from generator.translate.cpu.types import Types
 from generator.translate.cpu.unit import Unit, indent, padded
 from generator.translate.passes import Analysis, analyze
-from generator.translate.records import Launch, ScalarParameter, TensorParameter, Translated, Untranslatable
+from generator.translate.records import Launch, Translated, Untranslatable, scalar_parameters, tensor_parameters
 
 RUNTIME = ("simd.h", "call.h", "limits.h", "tiles.h")
 #: Blocks of at most so many rows keep their columns in lanes: a share of a vector of rows would be wasted otherwise.
@@ -176,14 +176,8 @@ def _entry(unit: Unit, entry: str) -> list[str]:
 
 
 def launch(program: Program, entry: str, target: Target) -> Launch:
-    written = set(program.outputs)
-    tensors = tuple(
-        TensorParameter(a.name, a.dtype, len(a.offset), len(a.shape), a.name in written)
-        for a in program.allocations.values()
-        if a.level == "global"
-    )
-    scalars = tuple(ScalarParameter(n, a.dtype, a.positive) for n, a in program.arguments.items())
-    return Launch(entry, tensors, scalars, {"isa": target.isa})
+    facts = {"isa": target.isa} | ({"view": program.hints["view"]} if "view" in program.hints else {})
+    return Launch(entry, tensor_parameters(program), scalar_parameters(program), facts)
 
 
 def schedule(unit: Unit) -> dict[str, object]:
