@@ -16,7 +16,7 @@ import typer
 
 from farm.catalog_commands import catalog_app
 from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
-from farm.machine_commands import doctor, variants
+from farm.machine_commands import doctor, report, variants
 from farm.tl_commands import tl_app
 
 app = typer.Typer(
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.add_typer(tl_app, name="tl")
 app.add_typer(catalog_app, name="catalog")
 app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
+app.command(epilog="Example: farm report --catalog ./farm-catalog -o report.html")(report)
 app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)
 
 PlanArgument = Annotated[Path | None, typer.Argument(help="A plan (YAML). Left out: the small default plan.", show_default=False)]

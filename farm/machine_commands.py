@@ -1,4 +1,4 @@
-"""`farm doctor`, `targets`, `variants`: what this machine and this installation can do. Parses flags and prints."""
+"""`farm doctor`, `variants`, `report`: what this machine can do, and what a catalog holds. Parses flags and prints."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from farm.console import EXIT_FAILED
+from farm.console import EXIT_FAILED, InputError
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
@@ -34,6 +34,23 @@ def doctor(
             typer.echo(f"This machine can {what}: {', '.join(targets) or 'nothing'}")
     if not found.well:
         raise typer.Exit(EXIT_FAILED)
+
+
+def report(
+    catalog: Annotated[str | None, typer.Option(help="Folder or location of the catalog. Default: ./farm-catalog.")] = None,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path("report.html"),
+) -> None:
+    """A catalog as one HTML page with plots: what was tried, what won, by how much."""
+    from catalog import store
+    from farm.config import load_config
+    from farm.report import make_report
+
+    page = make_report(store.open(catalog or load_config().catalog))
+    try:
+        output.write_text(page)
+    except OSError as error:
+        raise InputError("--output", f"{output}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    typer.echo(f"{output}: {len(page)} bytes")
 
 
 def variants(
