@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from farm.config import Config
+from generator.targets import TARGETS
 
 State = Literal["ok", "missing", "limited"]
 
@@ -53,7 +54,7 @@ def examine(config: Config, catalog: str | None = None) -> Examination:
     )
     states = {f.name: f.state for f in findings}
     cpu = ("cpu",) if states["C++ compiler"] == "ok" and platform.machine() == "x86_64" else ()
-    cuda = ("sm_75", "sm_80", "sm_90a") if states["CUDA compiler"] == "ok" else ()
+    cuda = tuple(t.name for t in TARGETS.values() if t.family == "cuda") if states["CUDA compiler"] == "ok" else ()
     has_gpu = states["GPU"] == "ok"
     here = (*(("cpu",) if platform.machine() == "x86_64" else ()), *(_targets_of_gpus() if has_gpu else ()))
     return Examination(findings, (*cpu, *cuda), tuple(t for t in here if t in (*cpu, *cuda)), here)

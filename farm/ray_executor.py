@@ -17,6 +17,8 @@ from farm import actors
 from farm.actors import ray, start_session
 from farm.executors import stages_of
 from farm.jobs import Built, Job, Row, Shop
+from generator.targets import cpu_targets
+from verifier.environment import cpu_flags
 
 __all__ = ["DeviceWish", "RayExecutor", "local_wishes", "start_session"]
 
@@ -37,7 +39,8 @@ class DeviceWish:
 
 def local_wishes(targets: tuple[str, ...]) -> tuple[DeviceWish, ...]:
     """The devices of this machine that a plan's targets can use."""
-    return (DeviceWish("cpu", ("cpu",)),) if "cpu" in targets else ()
+    on_cpu = tuple(t.name for t in cpu_targets(cpu_flags()))
+    return (DeviceWish("cpu", on_cpu),) if set(targets) & set(on_cpu) else ()
 
 
 @dataclass(slots=True)

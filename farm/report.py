@@ -15,8 +15,8 @@ from farm.jobs import Row
 COLUMNS = (
     "row_id", "spec_hash", "spec_name", "masks", "scores", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k",
     "head_dim", "head_dim_v", "dtype", "target", "device_name", "device_key", "author", "reason_code", "message", "p20_s",
-    "p50_s", "p80_s", "baseline_name", "baseline_p50_s", "ratio_p50", "ratio_low", "ratio_high", "generation", "tuning", "compile_s",
-    "verify_s", "measure_s", "created_at", "revoked_at",
+    "p50_s", "p80_s", "baseline_name", "baseline_p50_s", "ratio_p50", "ratio_low", "ratio_high", "generation", "tuning",
+    "compile_s", "verify_s", "measure_s", "created_at", "revoked_at",
 )  # fmt: skip
 
 STYLE = """

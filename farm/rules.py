@@ -9,6 +9,7 @@ from generator.masks import MASKS
 from generator.rule_parts import Parameter
 from generator.scores import SCORES
 from generator.spec import Rule
+from generator.targets import TARGETS
 
 if TYPE_CHECKING:
     from farm.fields import Reader
@@ -50,4 +51,5 @@ def known_rules(kind: str) -> dict[str, RuleReader]:
 
 
 def known_targets() -> tuple[str, ...]:
-    return ("cpu", "sm_75", "sm_80", "sm_90a")
+    """Names that a plan may give; `cpu` is the strongest instruction set of the machine that measures."""
+    return tuple(dict.fromkeys(("cpu", *TARGETS, "sm_75", "sm_80", "sm_90a")))

@@ -27,7 +27,8 @@ from farm.progress import PlainDisplay, Tally, make_display
 from farm.scheduler import Counts, Search, Sweep
 from farm.search import RuleSearch, Versions
 from generator.canonical import digest
-from verifier.environment import cores_given
+from generator.targets import find_target
+from verifier.environment import cores_given, cpu_flags
 
 if TYPE_CHECKING:
     from farm.ray_executor import RayExecutor
@@ -98,6 +99,7 @@ class KnownRows:
 
 def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     """Every problem of the plan that the catalog does not answer yet. Returns after the last one, or soon after a signal."""
+    plan = dataclasses.replace(plan, targets=_resolved(plan.targets))
     opened = store.open(options.catalog, create=True)
     config.cache.mkdir(parents=True, exist_ok=True)
     run_id = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S-") + secrets.token_hex(4)
@@ -140,6 +142,14 @@ def _searches(plan: Plan, shop: Shop) -> Iterator[Search]:
             raise InputError("author", f"{other} is not built in yet; rules is")
     for spec, target in plan.problems():
         yield functools.partial(author.solve, spec, target)
+
+
+def _resolved(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """`cpu` as the strongest instruction set of this machine; each target once. Raises InputError."""
+    try:
+        return tuple(dict.fromkeys(find_target(t, cpu_flags()).name for t in targets))
+    except ValueError as error:
+        raise InputError("", str(error)) from None
 
 
 def _expected(plan: Plan) -> int:

@@ -104,13 +104,15 @@ def translate(
     """A program as source text for a target. Holes that --set leaves open get their first choice."""
     from farm.rules import known_targets
     from generator.canonical import to_plain
+    from generator.targets import find_target
     from generator.translate import translate as translate_program
     from generator.translate.records import Untranslatable
+    from verifier.environment import cpu_flags
 
     if target not in known_targets():
         raise InputError("--target", f"expected one of {', '.join(known_targets())}, found {target!r}")
     program = filled(valid_program(file), settings or [])
-    result = translate_program(program, target)
+    result = translate_program(program, find_target(target, cpu_flags()))
     if isinstance(result, Untranslatable):
         raise InputError(f"{file}:{result.line}" if result.line else file, f"{result.reason}: {result.message}")
     if as_json:
