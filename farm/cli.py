@@ -16,7 +16,7 @@ import typer
 
 from farm.catalog_commands import catalog_app
 from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
-from farm.machine_commands import doctor, report, variants
+from farm.machine_commands import doctor, report, targets, variants
 from farm.tl_commands import tl_app
 
 app = typer.Typer(
@@ -30,6 +30,7 @@ app.add_typer(tl_app, name="tl")
 app.add_typer(catalog_app, name="catalog")
 app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
 app.command(epilog="Example: farm report --catalog ./farm-catalog -o report.html")(report)
+app.command(epilog="Example: farm targets --json")(targets)
 app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)
 
 PlanArgument = Annotated[Path | None, typer.Argument(help="A plan (YAML). Left out: the small default plan.", show_default=False)]

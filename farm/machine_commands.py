@@ -1,4 +1,4 @@
-"""`farm doctor`, `variants`, `report`: what this machine can do, and what a catalog holds. Parses flags and prints."""
+"""`farm doctor`, `targets`, `variants`, `report`: what this machine can do, and what a catalog holds. Parses flags and prints."""
 
 from __future__ import annotations
 
@@ -34,6 +34,23 @@ def doctor(
             typer.echo(f"This machine can {what}: {', '.join(targets) or 'nothing'}")
     if not found.well:
         raise typer.Exit(EXIT_FAILED)
+
+
+def targets(as_json: JsonOption = False) -> None:
+    """What can be built for, with the facts that translators know, and which of it runs here."""
+    from generator.canonical import to_plain
+    from generator.targets import TARGETS, cpu_targets
+    from verifier.environment import cpu_flags
+
+    here = [t.name for t in cpu_targets(cpu_flags())]
+    if as_json:
+        typer.echo(json.dumps([to_plain(t) | {"runs_here": t.name in here} for t in TARGETS.values()]))
+        return
+    for t in TARGETS.values():
+        note = " (runs here; `cpu` means this one)" if here[:1] == [t.name] else " (runs here)" if t.name in here else ""
+        typer.echo(f"{t.name}: {', '.join(t.hardware)}{note}")
+        limits = f"; {t.shared_bytes >> 10} KiB shared memory a block, {t.registers} registers a thread" if t.shared_bytes else ""
+        typer.echo(f"    {', '.join(t.instructions)}; matrices of {', '.join(t.dtypes)}{limits}")
 
 
 def report(
