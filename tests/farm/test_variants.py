@@ -1,0 +1,114 @@
+"""A user's own rules: the example works as it stands, and every way of getting one wrong is a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from farm.plan import PlanError, load_plan
+from farm.variants import VariantsError, load_variants
+from generator.authors.rules import RuleAuthor
+from generator.binding import bind
+from generator.tl.fill import fill, hole_choices
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "examples/variants/dilated.py"
+
+
+@pytest.fixture(autouse=True)
+def registries() -> Iterator[None]:
+    """Other tests go through all rules that there are: what is registered here is forgotten again."""
+    from farm import variants
+    from generator.masks import MASKS
+    from verifier import oracle
+
+    before = [(registry, set(registry)) for registry in (MASKS, oracle.DENSE_MASKS, variants._LOADED)]
+    yield
+    for registry, names in before:
+        for name in set(registry) - names:
+            del registry[name]  # type: ignore[attr-defined]
+
+
+def test_the_example_plan_names_the_rule_of_its_own_file() -> None:
+    """In a fresh process: the registries of this one stay as they are for other tests."""
+    code = f"""
+from farm.plan import load_plan
+spec = next(load_plan({str(ROOT / "examples/plans/own_variant.yaml")!r}).specs())
+print(spec.masks[0])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.stdout.strip() == "dilated(align=bottom_right, reach=256, step=2)", done.stderr
+
+
+def test_the_two_definitions_of_the_example_agree() -> None:
+    code = f"""
+import torch
+from farm.tl_run import _attention
+import numpy as np
+from farm.variants import load_variants
+from generator.authors.rules import RuleAuthor
+from generator.spec import AttentionSpec, Rule
+from generator.tl.fill import fill, hole_choices
+load_variants({str(EXAMPLE)!r})
+spec = AttentionSpec(2, 1, 16, 16, 1, 40, 70, masks=(Rule.make("dilated", reach=20, step=3, align="bottom_right"),))
+code = RuleAuthor().code(spec, "cpu")
+print(_attention(fill(code, next(hole_choices(code))), spec, np.random.default_rng(0))["agrees"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.stdout.strip() == "True", done.stderr
+
+
+GOOD = """
+from generator.masks import MaskRule
+MASKS = {"mine": MaskRule("mine", "every second key", "kv % 2 == 0")}
+REFERENCES = {"mine": lambda rule, block: block.keys % 2 == 0}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("REFERENCES = ", "OTHER = ", "mine: REFERENCES has no dense definition of it"),
+        ('"mine"', '"causal"', "causal: a rule of this name is there already"),
+        ("MASKS = ", "MASKES = ", "expected a dict MASKS or SCORES with at least one rule"),
+        ('{"mine": MaskRule(', '{"other": MaskRule(', r"MASKS\['other'\]: expected a MaskRule of that name"),
+        ("lambda rule, block: block.keys % 2 == 0", "7", r"REFERENCES\['mine'\]: expected a function"),
+        ("from generator.masks", "from generator.maskes", "rules.py:2: ModuleNotFoundError"),
+        ("REFERENCES", "REFERENCES = 1 = ", "SyntaxError"),
+    ],
+)
+def test_wrong_files_are_one_sentence(tmp_path: Path, old: str, new: str, message: str) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text(GOOD.replace(old, new))
+    with pytest.raises(VariantsError, match=message):
+        load_variants(file)
+    plan = tmp_path / "plan.yaml"
+    plan.write_text("variants: rules.py\nmodels: [{name: a, num_heads: 1, head_dim: 8, seqlens: [8]}]")
+    with pytest.raises(PlanError, match=message) as caught:
+        load_plan(plan)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_file_that_changed_under_a_process_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text(GOOD.replace("mine", "changing"))
+    assert load_variants(file).masks == ("changing",) and load_variants(file).masks == ("changing",)
+    file.write_text(GOOD.replace("mine", "changing").replace("% 2", "% 3"))
+    with pytest.raises(VariantsError, match="changed since"):
+        load_variants(file)
+
+
+def test_own_rules_go_all_the_way_to_a_binding(tmp_path: Path) -> None:
+    file = tmp_path / "rules.py"
+    file.write_text(GOOD.replace("mine", "second_keys"))
+    load_variants(file)
+    (tmp_path / "plan.yaml").write_text(
+        "variants: rules.py\nmodels: [{name: a, num_heads: 1, head_dim: 8, masks: [second_keys], seqlens: [8]}]"
+    )
+    spec = next(load_plan(tmp_path / "plan.yaml").specs())
+    code = RuleAuthor().code(spec, "cpu")
+    assert bind(fill(code, next(hole_choices(code))), spec).tensors[0].role == "q"
