@@ -1,8 +1,8 @@
 """What is to be computed: one attention problem as data. Not how: a spec knows no tile, target or author.
 
 Conventions: tensors are (batch, heads, seqlen, head_dim) whatever their strides; LSE is natural log, fp32, includes a sink logit
-where there is one; a row with nothing to see gives output 0 and LSE -inf. Order of operations: scale * Q K^T, score rules in their
-order, masks, softmax, P V.
+where there is one; a row with nothing to see gives output 0 and LSE -inf. Order of operations: scale * Q K^T, score rules in
+their order, masks, softmax, P V.
 """
 
 from __future__ import annotations
@@ -73,8 +73,9 @@ class AttentionSpec:
     def __post_init__(self) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "head_dim_v", "batch", "seqlen_q", "seqlen_k"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < (0 if name in ("batch", "seqlen_q", "seqlen_k") else 1):
-                raise SpecError(f"{name}: expected a whole number of at least 1, found {value!r}")
+            least = 0 if name in ("batch", "seqlen_q", "seqlen_k") else 1
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise SpecError(f"{name}: expected a whole number of at least {least}, found {value!r}")
         if self.num_heads % self.num_kv_heads:
             raise SpecError(f"num_kv_heads: expected a divisor of num_heads = {self.num_heads}, found {self.num_kv_heads}")
         if self.dtype not in TL_DTYPES:
