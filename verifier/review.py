@@ -6,6 +6,11 @@ own program.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import os
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -13,11 +18,15 @@ import numpy as np
 import torch
 
 from generator.binding import Binding, BindingError, bind
-from generator.spec import AttentionSpec, SpecError
+from generator.spec import AttentionSpec, SpecError, spec_from_plain
+from generator.tl.diagnostics import TLError
 from generator.tl.expand import expand
+from generator.tl.fill import fill, hole_choices
 from generator.tl.interpreter import CallError, ProgramError, Step, run
 from generator.tl.ir import Copy, For, Gemm, Num, Program, walk_statements
+from generator.tl.parser import parse_or_raise
 from verifier import oracle
+from verifier.children import Limits, run_limited
 from verifier.inputs import Case, Values, make_values, with_lengths
 
 #: Share of the largest value by which the program, run in exact arithmetic, may differ: constants are written to 16 digits.
@@ -327,3 +336,47 @@ def _is_multiple(acc: np.ndarray, column: np.ndarray, mean: np.ndarray, some: np
         return acc.shape == mean.shape
     got, want = acc[some], column[some, None] * mean[some]
     return bool(np.isfinite(want).all() and (np.abs(got - want) <= TOLERANCE * (1e-6 + np.abs(want).max(1, keepdims=True))).all())
+
+
+# ------------------------------------------------------------------------------------------------------ in a child process
+
+
+def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None) -> Wrong | None:
+    """`review` of a program's text in a killable child: text from strangers may loop for ever or ask for any memory.
+
+    What exceeds the limits is Wrong, too. The text has to pass the checker first.
+    """
+    limits = limits or Limits(wall_s=60.0, memory_bytes=8 << 30)
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump({"text": text, "spec": json.loads(spec.to_json())}, file)
+        file.flush()
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
+        ended = run_limited([sys.executable, "-m", "verifier.review", file.name], limits, env=environment)
+    if ended.how == "timeout":
+        return Wrong(
+            f"the interpreter did not finish within {limits.wall_s:g} s on inputs of a few hundred tokens: loops are too long."
+        )
+    line = ended.log.strip().splitlines()[-1] if ended.log.strip() else ""
+    if ended.code or not line.startswith(_RESULT):
+        return Wrong(f"the interpreter could not run the program: {line[:300] or f'exit status {ended.code}'}")
+    found = json.loads(line.removeprefix(_RESULT))
+    return Wrong(**found) if found else None
+
+
+_RESULT = "review: "
+
+
+def main(path: str) -> None:
+    """The child: prints one line of JSON."""
+    with open(path) as file:
+        asked = json.load(file)
+    try:
+        program = parse_or_raise(asked["text"])
+        wrong = review(fill(program, next(iter(hole_choices(program)))), spec_from_plain(asked["spec"]))
+    except (TLError, SpecError, MemoryError) as error:
+        wrong = Wrong(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+    print(_RESULT + json.dumps(None if wrong is None else dataclasses.asdict(wrong)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

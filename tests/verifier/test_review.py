@@ -11,7 +11,8 @@ from generator.spec import AttentionSpec, Rule
 from generator.tl.fill import fill, hole_choices
 from generator.tl.parser import parse_or_raise
 from generator.tl.printer import print_program
-from verifier.review import review
+from verifier.children import Limits
+from verifier.review import review, review_apart
 
 PARAMETERS = {"window": {"left": 15}, "sink_window": {"sink": 4, "left": 15}, "prefix": {"length": 30}, "softcap": {"cap": 3.0}}
 
@@ -90,3 +91,25 @@ def test_it_takes_about_a_second_at_full_head_dims():
     start = time.perf_counter()
     assert review(parse_or_raise(text_of(s)), s) is None
     assert time.perf_counter() - start < 5
+
+
+def test_a_program_from_a_stranger_is_reviewed_in_a_child():
+    s = spec()
+    assert review_apart(text_of(s), s) is None
+    assert "has to be visible" in review_apart(text_of(s).replace("kv <= q", "kv < q"), s).message
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("for j = 0:ceildiv(SeqK, BN) reversed", "for j = 0:100000000000000 reversed"),
+        ("Grid m = 0:ceildiv(SeqQ, BM)", "Grid m = 0:1000000000000"),
+    ],
+)
+def test_an_endless_program_costs_its_limit_and_no_more(before, after):
+    s = spec()
+    text = text_of(s)
+    assert before in text
+    start = time.perf_counter()
+    wrong = review_apart(text.replace(before, after), s, Limits(wall_s=4.0, memory_bytes=8 << 30))
+    assert "did not finish" in wrong.message and time.perf_counter() - start < 8

@@ -1,0 +1,100 @@
+"""How a language model is asked in a sweep: from the plan's `author_options`, the flags and the environment. Asks nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from farm.console import InputError
+from farm.fields import did_you_mean
+from generator.authors.clients import Endpoint
+from generator.authors.exchange import Sampling
+from generator.authors.ledger import Budget, Ledger, Price
+from generator.authors.llm import Search, Style
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Every field may stand under `author_options` in a plan. The key never does: OPENAI_API_KEY alone holds it."""
+
+    model: str
+    base_url: str | None = None
+    style: str = "two_stage"
+    max_tokens: int = 8192
+    token_limit: int = 32768
+    temperature: float | None = None
+    seed: int | None = None
+    samples: int = 1
+    repairs: int = 4
+    beam: int = 1
+    improvements: int = 2
+    min_gain: float = 0.02
+    patience: int = 1
+    concurrency: int = 16
+    timeout_s: float = 600.0
+    tries: int = 5
+    usd_per_million_in: float = 0.0
+    usd_per_million_out: float = 0.0
+    seed_with_rules: bool = False
+    replay: bool = False
+    _: dataclasses.KW_ONLY
+    budget: Budget = field(default_factory=Budget)
+
+    def sampling(self) -> Sampling:
+        return Sampling(self.model, self.max_tokens, self.temperature, self.seed, self.token_limit)
+
+    def search(self) -> Search:
+        return Search(self.samples, self.repairs, self.beam, self.improvements, self.min_gain, self.patience)
+
+    def ledger(self) -> Ledger:
+        return Ledger(self.budget, {self.model: Price(self.usd_per_million_in, self.usd_per_million_out)})
+
+    def endpoint(self) -> Endpoint:
+        """Raises InputError where neither a key nor a URL is known."""
+        try:
+            return Endpoint.from_environment(
+                self.base_url, timeout_s=self.timeout_s, concurrency=self.concurrency, tries=self.tries
+            )
+        except ValueError as error:
+            raise InputError("--base-url", str(error)) from None
+
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "str": (str,), "str | None": (str, type(None)), "int": (int,), "int | None": (int, type(None)), "bool": (bool,),
+    "float": (int, float), "float | None": (int, float, type(None)),
+}  # fmt: skip
+STYLES: tuple[Style, ...] = ("two_stage", "one_pass", "direct")
+_LEAST = {"max_tokens": 1, "token_limit": 1024, "samples": 1, "repairs": 0, "beam": 1, "improvements": 0, "patience": 1}
+_LEAST |= {"concurrency": 1, "tries": 1, "timeout_s": 0, "usd_per_million_in": 0, "usd_per_million_out": 0, "min_gain": 0}
+
+
+def read_settings(author: str, options: Mapping[str, Any], budget: Budget) -> ModelSettings:
+    """Checked settings. Raises InputError naming the field, what is allowed and what was found."""
+    fields = {f.name: f for f in dataclasses.fields(ModelSettings) if f.name != "budget"}
+    for name, value in options.items():
+        if name not in fields:
+            raise InputError(f"author_options.{name}", f"expected one of {', '.join(fields)}{did_you_mean(name, tuple(fields))}")
+        _check(name, value, str(fields[name].type))
+    if not options.get("model"):
+        raise InputError(
+            "--model", f"the {author} author needs a model's name: --model NAME, or author_options.model in the plan"
+        )
+    settings = ModelSettings(**options, budget=budget)
+    if settings.style not in STYLES:
+        raise InputError("author_options.style", f"expected one of {', '.join(STYLES)}, found {settings.style!r}")
+    if settings.max_tokens >= settings.token_limit:
+        found = f"{settings.max_tokens} of {settings.token_limit}"
+        raise InputError("author_options.max_tokens", f"expected less than token_limit, found {found}")
+    return dataclasses.replace(settings, style="direct") if author == "llm-direct" else settings
+
+
+def _check(name: str, value: Any, kind: str) -> None:
+    allowed = _TYPES[kind]
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        words = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
+        raise InputError(f"author_options.{name}", f"expected {words}, found {value!r}")
+    least = _LEAST.get(name)
+    if least is not None and value is not None and not value >= least:
+        raise InputError(f"author_options.{name}", f"expected at least {least}, found {value!r}")
