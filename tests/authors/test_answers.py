@@ -61,9 +61,9 @@ def test_invisible_and_bidirectional_characters_do_not_reach_the_parser():
     ["`" * 2_000_000, "```tl\n" * 300_000, ("```" + " " * 100_000) * 20, "Kernel a\n" * 500_000, "~" * 10**6 + "\n" * 10**6],
 )
 def test_hostile_lengths_take_under_a_second(text):
-    start = time.perf_counter()
+    start = time.process_time()
     extract(text)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @given(st.text())

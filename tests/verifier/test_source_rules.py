@@ -95,9 +95,9 @@ def test_lines_are_named():
     ["/*" * 400_000, '"' * 900_000, 'R"(' * 300_000, "a" * (MAX_SOURCE_BYTES + 1), "#define\\\n" * 100_000, "'" * 900_000],
 )
 def test_hostile_text_takes_under_two_seconds(source):
-    start = time.perf_counter()
+    start = time.process_time()
     violations(source, "c++")
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
 
 
 @given(st.text(alphabet="/*\"'R()\\\n#%:<?ainclude \0x", max_size=200), st.sampled_from(["c++", "cuda"]))
