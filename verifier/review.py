@@ -373,8 +373,10 @@ def main(path: str) -> None:
     try:
         program = parse_or_raise(asked["text"])
         wrong = review(fill(program, next(iter(hole_choices(program)))), spec_from_plain(asked["spec"]))
-    except (TLError, SpecError, MemoryError) as error:
-        wrong = Wrong(str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__)
+    except MemoryError:
+        wrong = Wrong("the interpreter ran out of memory on inputs of a few hundred tokens: the grid or a tile is too large.")
+    except (TLError, SpecError) as error:
+        wrong = Wrong(str(error).strip().splitlines()[0])
     print(_RESULT + json.dumps(None if wrong is None else dataclasses.asdict(wrong)))
 
 

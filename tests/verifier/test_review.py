@@ -112,4 +112,4 @@ def test_an_endless_program_costs_its_limit_and_no_more(before, after):
     assert before in text
     start = time.perf_counter()
     wrong = review_apart(text.replace(before, after), s, Limits(wall_s=4.0, memory_bytes=8 << 30))
-    assert "did not finish" in wrong.message and time.perf_counter() - start < 20
+    assert ("did not finish" in wrong.message or "out of memory" in wrong.message) and time.perf_counter() - start < 20
