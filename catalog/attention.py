@@ -23,6 +23,7 @@ from catalog.frames import BoundKernel, RunFailed, check_out, flash_output, sdpa
 from catalog.loader import LoadedKernel
 from catalog.serving import outcomes, per_thread
 from catalog.settings import override as _override
+from catalog.torch_ops import traced_flash, traced_sdpa
 from generator.spec import AttentionSpec
 
 #: torch's own, taken at import: replacing `torch.nn.functional.scaled_dot_product_attention` by ours stays safe.
@@ -33,6 +34,7 @@ _functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _grad_enabled = torch.is_grad_enabled
+_is_compiling = torch.compiler.is_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
 
 
@@ -62,6 +64,8 @@ def scaled_dot_product_attention(
     query (..., H, L, E), key (..., Hkv, S, E), value (..., Hkv, S, Ev) -> (..., H, L, Ev). Causal is aligned top-left. Errors are
     torch's own; strict mode adds NoKernelError.
     """
+    if _is_compiling():
+        return traced_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
     server = serving.server()
     if server.off:
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -90,6 +94,8 @@ def scaled_dot_product_attention(
                 return out
     else:
         server.miss(describe_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), _override())
+    if scale is None and not enable_gqa:  # keywords cost a microsecond
+        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal)
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
@@ -135,8 +141,10 @@ def flash_attn_func(
     (out, lse). LSE is (B, H, Sq) fp32, natural log, -inf for a row that sees no key. out: written and returned.
     """
     arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
-    _check_flash(q, k, v, arguments)
     need_lse = return_attn_probs or return_lse or return_softmax_lse
+    if _is_compiling():
+        result, lse = traced_flash(q, k, v, arguments, need_lse)
+        return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
     answered = _flash_kernel(q, k, v, arguments, need_lse, out)
     if answered is None:
         result, lse = dense(q, k, v, arguments)
@@ -153,6 +161,7 @@ def _flash_kernel(
     slopes = arguments.alibi_slopes
     plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is None or is_plain(slopes, slopes, slopes))
     if not plain or server.off:
+        _check_flash(q, k, v, arguments)
         server.miss(describe_flash(q, k, v, arguments, need_lse), _override())
         return None
     window = None if arguments.window_size is None else tuple(arguments.window_size)
@@ -164,6 +173,7 @@ def _flash_kernel(
     )  # fmt: skip
     frame = server.frames.get(identity)
     if frame is None:
+        _check_flash(q, k, v, arguments)
         call = describe_flash(q, k, v, arguments, need_lse)
         frame = server.frame(identity, call, _override(), partial(_bind_flash, call, q, slopes, out))
     if frame.run is not None:

@@ -7,7 +7,8 @@ itself says +inf).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,9 +18,8 @@ from catalog.plain_attention import PlainRules, plain_attention
 Window = tuple[int | None, int | None] | None
 
 
-@dataclass(frozen=True, slots=True)
-class FlashArguments:
-    """What the three functions share. softmax_scale None: 1 / sqrt(D). slopes: (H) or (B, H) fp32."""
+class FlashArguments(NamedTuple):
+    """What the three functions share. softmax_scale None: 1 / sqrt(D). slopes: (H) or (B, H) fp32. Made in every call: a tuple."""
 
     softmax_scale: float | None = None
     causal: bool = False
@@ -49,7 +49,7 @@ def dense(query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments) 
     """query (B, Sq, H, D), key and value (B, Sk, Hkv, D) -> output (B, Sq, H, Dv), LSE (B, H, Sq)."""
     rules = plain_rules(arguments, query.shape[-1], query.shape[1], key.shape[1])
     out, lse = plain_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), rules)
-    return out.transpose(1, 2).contiguous(), lse
+    return out.transpose(1, 2).contiguous(), lse.to(torch.float32)
 
 
 def varlen(
@@ -85,7 +85,7 @@ def _sequence(x: Tensor, b: int, start: int, stop: int, block_table: Tensor | No
 
 def _for_sequence(arguments: FlashArguments, b: int) -> FlashArguments:
     slopes = arguments.alibi_slopes
-    return arguments if slopes is None or slopes.dim() == 1 else replace(arguments, alibi_slopes=slopes[b])
+    return arguments if slopes is None or slopes.dim() == 1 else arguments._replace(alibi_slopes=slopes[b])
 
 
 def _gather_pages(cache: Tensor, table: Tensor, length: int) -> Tensor:

@@ -190,7 +190,7 @@ def _bucket_key(call: AttentionCall) -> Any:
     rules = (tuple(mask_shapes(form) for form in call.mask_forms), score_shapes(call.scores), call.captured)
     return (
         call.device, call.dtypes, call.head_dim, call.head_dim_v, ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k), heads,
-        rules, call.need_lse, call.scale > 0, call.address_bits, reach.bit_length(),
+        rules, call.need_lse, call.scale > 0, call.address_bits, max(31, reach.bit_length()),
     )  # fmt: skip
 
 

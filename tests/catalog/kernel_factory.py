@@ -93,7 +93,7 @@ extern "C" int32_t test_attention(const FarmCall* call) {
   if (CRASH) *(volatile int*)0 = 1;
   if (CODE) return CODE;
   Job job{call, 0};
-  if (call->parallel) call->parallel(body, &job, (unsigned)call->num_threads, 0); else body(&job);
+  if (call->parallel && call->num_threads > 1 && call->ints[2] * call->ints[4] > 1) call->parallel(body, &job, (unsigned)call->num_threads, 0); else body(&job);
   return 0;
 }
 """

@@ -1,0 +1,115 @@
+"""The attention functions as torch operators `farm::sdpa` and `farm::flash`, for torch.compile and torch.export. Decides nothing.
+
+While torch traces, `catalog.attention` puts one of these operators into the graph; what runs for it is decided at run time, as in
+eager code. Their fake versions promise what torch's own function would give: the strides of the real ones are the same.
+Inference only: calls whose inputs want gradients are traced as torch's own operators.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from catalog.flash_fallback import FlashArguments, dense
+
+_torch_sdpa = torch._C._nn.scaled_dot_product_attention
+
+_library = torch.library.Library("farm", "DEF")
+_library.define(
+    "sdpa(Tensor query, Tensor key, Tensor value, bool is_causal=False, float? scale=None, bool enable_gqa=False) -> Tensor",
+    tags=(torch.Tag.needs_exact_strides,) if hasattr(torch.Tag, "needs_exact_strides") else (),
+)
+_library.define(
+    "flash(Tensor q, Tensor k, Tensor v, float? softmax_scale, bool causal, int left, int right, float softcap, "
+    "Tensor? alibi_slopes, bool need_lse) -> (Tensor, Tensor)"
+)
+
+
+def _sdpa(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    from catalog import attention
+
+    return attention.scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+
+
+def _flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    left: int,
+    right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    need_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    from catalog import attention
+
+    found = attention.flash_attn_func(
+        q, k, v, 0.0, softmax_scale, causal, (left, right), softcap, alibi_slopes, return_lse=need_lse
+    )
+    return found if need_lse else (found, q.new_empty(0, dtype=torch.float32))
+
+
+_library.impl("sdpa", _sdpa, "CompositeExplicitAutograd")
+_library.impl("flash", _flash, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("farm::sdpa", lib=_library)
+def _fake_sdpa(
+    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
+    return _torch_sdpa(query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+
+
+@torch.library.register_fake("farm::flash", lib=_library)
+def _fake_flash(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    softmax_scale: float | None,
+    causal: bool,
+    left: int,
+    right: int,
+    softcap: float,
+    alibi_slopes: Tensor | None,
+    need_lse: bool,
+) -> tuple[Tensor, Tensor]:
+    out = q.new_empty(*q.shape[:-1], v.shape[-1])
+    lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if need_lse else (0,)
+    return out, q.new_empty(lse_shape, dtype=torch.float32)
+
+
+def _traceable(*tensors: Tensor | None) -> bool:
+    """Whether our operators may stand in the graph: they have no gradients and no autocast rules."""
+    given = [x for x in tensors if x is not None]
+    if torch.is_grad_enabled() and any(x.requires_grad for x in given):
+        return False
+    return not torch.is_autocast_enabled(given[0].device.type)
+
+
+def traced_sdpa(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+) -> Tensor:
+    """What a traced call becomes: our operator, or torch's where no kernel could answer anyway."""
+    if attn_mask is not None or dropout_p or not _traceable(query, key, value):
+        return _torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return torch.ops.farm.sdpa(query, key, value, is_causal, scale, enable_gqa)
+
+
+def traced_flash(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, need_lse: bool) -> tuple[Tensor, Tensor | None]:
+    """What a traced call becomes: our operator, or the fallback's own operators. Output and LSE."""
+    if arguments.dropout_p or not _traceable(q, k, v, arguments.alibi_slopes):
+        return dense(q, k, v, arguments)
+    left, right = (-1 if x is None else x for x in arguments.window_size or (None, None))
+    softcap, slopes = float(arguments.softcap), arguments.alibi_slopes
+    return torch.ops.farm.flash(q, k, v, arguments.softmax_scale, arguments.causal, left, right, softcap, slopes, need_lse)
