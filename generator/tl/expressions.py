@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 
 from generator.tl.diagnostics import Diagnostic, TLError
-from generator.tl.ir import FUNCTIONS, Expr, Index, Num, Op, Span, Var
+from generator.tl.ir import FUNCTIONS, MAX_INT, Expr, Index, Num, Op, Span, Var
 from generator.tl.lexer import LineError, Token, read_text, tokenize
 
 #: An infix operator -> how tightly it binds. All associate to the left, comparisons not at all.
@@ -21,8 +21,18 @@ NOT_BINDING, COMPARISON_BINDING, NEG_BINDING, ATOM_BINDING = 3, 4, 7, 8
 #: Deeper expressions are refused, so that no reader of a program needs more than so many frames.
 MAX_DEPTH = 60
 _MAX_NESTING = 2 * MAX_DEPTH + 10  # parentheses and right operands together: a tree of MAX_DEPTH in its canonical form fits
-#: Integers are exact up to 64 bits.
-MAX_INT = 2**63 - 1
+
+
+#: Words of other languages for what a hint can then name.
+SYNONYMS = {
+    "smem": "shared",
+    "gmem": "global",
+    "hbm": "global",
+    "reg": "register",
+    "rmem": "register",
+    "f64": "f32",
+    "i64": "i32",
+}
 
 
 class Cursor:
@@ -69,7 +79,8 @@ class Cursor:
         """One of the keys of `allowed`, as its value."""
         if self.token.word not in allowed:
             listed = ", ".join(dict.fromkeys(allowed.values()))
-            raise self.error(f"expected {what} ({listed}), found {self.found()}", did_you_mean(self.token.word, allowed), listed)
+            hint = did_you_mean(SYNONYMS.get(self.token.word, self.token.word), allowed)
+            raise self.error(f"expected {what} ({listed}), found {self.found()}", hint, listed)
         return allowed[self.next().word]
 
     def binding(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from generator.tl.ir import Expr, Index, Num, Op, Var
+from generator.tl.ir import MAX_INT, Expr, Index, Num, Op, Var
 
 _INTEGERS: dict[str, Callable[..., int]] = {
     "+": lambda a, b: a + b,
@@ -37,7 +37,7 @@ def integers(args: tuple[Expr, ...]) -> list[int] | None:
 def fold(e: Op) -> Expr:
     """The operation with its own constants folded (its arguments are taken as folded already).
 
-    A division by zero stays as it is: the checker reports it.
+    A division by zero stays as it is (the checker reports it), and so does what would not fit into 64 bits.
     """
     if e.fn == "where" and len(e.args) == 3 and (test := truth(e.args[0])) is not None:
         return e.args[1] if test else e.args[2]
@@ -45,9 +45,10 @@ def fold(e: Op) -> Expr:
     if values is None or e.fn not in _INTEGERS or (e.fn in ("//", "%", "ceildiv") and values[-1] == 0):
         return e
     try:
-        return Num(_INTEGERS[e.fn](*values), span=e.span)
+        value = _INTEGERS[e.fn](*values)
     except TypeError:  # a wrong number of arguments: the checker's matter
         return e
+    return Num(value, span=e.span) if abs(value) <= MAX_INT else e
 
 
 def truth(e: Expr) -> bool | None:

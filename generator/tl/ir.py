@@ -32,6 +32,9 @@ FUNCTIONS: dict[str, int] = {
     "rowmax": 1, "rowsum": 1,
 }  # fmt: skip
 
+#: The largest magnitude of an integer literal.
+MAX_INT = 2**63 - 1
+
 #: Numeric options -> their values, the default first. `row_sums`: a row sum carried through a loop as `v = v * r + rowsum(x)` may
 #: be kept as partial sums and closed behind the loop. `functions`: exp2, tanh and the like may be the hardware's fast ones.
 OPTIONS: dict[str, tuple[str, ...]] = {"row_sums": ("each_tile", "deferred"), "functions": ("accurate", "fast")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Literal
+from unicodedata import combining
 
 from generator.tl.diagnostics import Diagnostic
 from generator.tl.ir import Span
@@ -53,6 +54,7 @@ _LOOKALIKES = {
     "∧": "and", "∨": "or", "¬": "not", "（": "(", "）": ")", "，": ",", "：": ":", "＝": "=", "ᵀ": "^T",
     "&": "and", "|": "or", "!": "not", "'": "^T", "@": "Compute GEMM A, B and get C", ";": "each statement on its own line",
     "\u00a0": "a plain space", "\u200b": "nothing here", "“": "no quotes", "”": "no quotes", '"': "no quotes",
+    ".": "^T behind a transposed operand, 0.5 for a number",
 }  # fmt: skip
 
 
@@ -110,7 +112,8 @@ def tokenize(line: str, number: int) -> list[Token]:
 
 def _bad_character(line: str, number: int, at: int) -> Diagnostic:
     character = line[at]
-    shown = repr(character) if character.isprintable() else f"U+{ord(character):04X}"
+    shown = f"U+{ord(character):04X}" + (f" ({character})" if character.isprintable() and not combining(character) else "")
+    shown = repr(character) if " " < character <= "~" else shown
     hint = f"write {_LOOKALIKES[character]}" if character in _LOOKALIKES else "names are ASCII letters, digits and _"
     return Diagnostic("bad-character", "error", f"{shown} is no part of TL", Span(number, at + 1, at + 2), hint)
 

@@ -224,13 +224,10 @@ class _Reader:
         self._current = block.outer
         if block.statement is not None:
             word = "for" if isinstance(block.statement, For) else "if"
-            self._error(
-                "block",
-                f"this {word} has no end",
-                block.statement.span,
-                f"close it by a line that says end ({word} of line {block.line})",
-            )
-            self._current.append(_closed(block))
+            hint = f"close it by a line that says end ({word} of line {block.line})"
+            self._error("block", f"this {word} has no end", block.statement.span, hint)
+            if not block.dropped:
+                self._current.append(_closed(block))
 
     def _keep_as_prose(self, text: str, diagnostic: Diagnostic) -> None:
         self.unread.append(diagnostic)

@@ -44,7 +44,7 @@ class Bounds:
     def of_expression(self, e: Expr) -> Range:
         match e:
             case Num():
-                return (e.value, e.value)
+                return (e.value, e.value) if isinstance(e.value, int) else ANYTHING
             case Var():
                 return self.ranges.get(e.name, ANYTHING)
             case Op():

@@ -190,4 +190,4 @@ def _kinds(e: Op, args: list[Typing], scope: Scope) -> None:
             at = 1 if args[1].kind is Kind.BOOL else 2
             _kind_error(scope, "where chooses between values of one kind", e.args[at].span, Kind.FLOAT, Kind.BOOL, "")
     if e.fn in ("/", "//", "%", "ceildiv") and isinstance(e.args[1], Num) and e.args[1].value == 0:
-        scope.report.error("division-by-zero", "this divides by zero", e.span, "")
+        scope.report.error("division-by-zero", "this divides by zero", e.span, "a divisor is another number than 0")

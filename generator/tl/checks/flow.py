@@ -186,7 +186,9 @@ class Flow:
             return None
         if state.form == "plain" and state.has_value:
             layouts = "from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new)"
-            hint = f"add before it: Reshape {name} {layouts} and get {name}A DTYPE; and multiply {name}A"
+            right = self.states.get(s.b)
+            dtype = right.dtype if right is not None else "bf16"
+            hint = f"add before it: Reshape {name} {layouts} and get {name}_operand {dtype}; then multiply {name}_operand"
             message = f"{name} comes from registers as an accumulator: a Reshape has to stand before this GEMM"
             self.report.error("missing-reshape", message, s.span, hint, "an operand", "an accumulator")
             return None

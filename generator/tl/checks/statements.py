@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
 from generator.tl.checks.expressions import check_expression, check_scalar, check_value
 from generator.tl.checks.names import Scope
@@ -248,14 +248,22 @@ def tile_of(name: str, span: Span, scope: Scope, what: str = "tile") -> Tile | N
 
 
 def _gemm(s: Gemm, scope: Scope) -> None:
-    for name in (s.a, s.b):
-        tile = tile_of(name, s.span, scope)
+    operands = [tile_of(name, s.span, scope) for name in (s.a, s.b)]
+    for tile in operands:
         if tile is not None and len(tile.shape) != 2:
-            scope.report.error("shape", f"{name} has one axis: a GEMM takes tiles with two", s.span)
-    into = _result(s.into, s.span, scope, "(ROWS, COLUMNS)")
+            hint = "multiply a row by Compute NAME = TILE * ROW"
+            scope.report.error("shape", f"{tile.name} has one axis: a GEMM takes tiles with two", s.span, hint)
+    axes = [
+        tile.shape[axis] for tile, axis in zip(operands, (s.a_transposed, not s.b_transposed), strict=True) if _is_matrix(tile)
+    ]
+    into = _result(s.into, s.span, scope, shape_text(axes) if len(axes) == 2 else "(ROWS, COLUMNS)")
     if into is not None and into.dtype != "f32":
         hint = f"allocate {s.into} as f32; round it by Reshape or by the copy into global"
         scope.report.error("dtype", f"a GEMM accumulates in f32, {s.into} is {into.dtype}", s.span, hint, "f32", into.dtype)
+
+
+def _is_matrix(tile: Tile | None) -> TypeGuard[Tile]:
+    return tile is not None and len(tile.shape) == 2
 
 
 def _result(name: str, span: Span, scope: Scope, shape: str) -> Tile | None:
