@@ -1,0 +1,167 @@
+// What every kernel uses: one thread's share of a tile, numbers, captured values, stores. Needs no other header.
+//
+// wgmma and mma.sync hold an accumulator tile alike: a thread has rows lane / 4 + 8 r of each row block t and, of every eight
+// columns, 2 (lane % 4) + e. Element (t, r, 8 i + e) lies in X[t][4 i + 2 r + e].
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEVICE __device__ __forceinline__
+#define UNROLL _Pragma("unroll")
+#define ROWS UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int r = 0; r < 2; ++r)
+#define TILE(N) ROWS UNROLL for (int i = 0; i < (N) / 8; ++i) UNROLL for (int e = 0; e < 2; ++e)
+#define AT (4 * i + 2 * r + e)
+#define COL (8 * i + e)  // this element's column, counted from the lane's first
+#define ROW(t, r) (ROW_STEP * (t) + 8 * (r))
+#define INF __int_as_float(0x7f800000)
+
+enum Type { F16, BF16, F32, I32 };
+
+// ---------------------------------------------------------------- whole numbers (division rounds down, by zero it gives 0)
+DEVICE int floordiv(int a, int b) {
+  if (b == 0) return 0;
+  int q = a / b;
+  return q - ((a % b != 0) && ((a < 0) != (b < 0)));
+}
+DEVICE int ceildiv(int a, int b) { return -floordiv(-a, b); }
+DEVICE int floormod(int a, int b) { return a - floordiv(a, b) * b; }
+DEVICE int clamp(int x, int lo, int hi) { return min(max(x, lo), hi); }
+
+// ---------------------------------------------------------------- floats
+DEVICE float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEVICE float divide(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
+DEVICE float tanh_fast(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+
+template <Type T> DEVICE u16 narrow(float x) {
+  u16 y;
+  if (T == BF16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+  return y;
+}
+template <Type T> DEVICE float widen(u16 x) {
+  float y;
+  if (T == BF16) return __uint_as_float((u32)x << 16);
+  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+  return y;
+}
+template <Type T> DEVICE u32 pack2(float lo, float hi) {  // lo in the low half
+  u32 y;
+#if __CUDA_ARCH__ >= 800
+  if (T == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
+#else
+  asm("mov.b32 %0, {%1, %2};" : "=r"(y) : "h"(narrow<T>(lo)), "h"(narrow<T>(hi)));
+#endif
+  return y;
+}
+
+// ---------------------------------------------------------------- reductions over the four lanes that share a row
+DEVICE float quad_sum(float a) {
+  a += __shfl_xor_sync(0xffffffffu, a, 1);
+  return a + __shfl_xor_sync(0xffffffffu, a, 2);
+}
+DEVICE float quad_max(float a) {
+  a = fmaxf(a, __shfl_xor_sync(0xffffffffu, a, 1));
+  return fmaxf(a, __shfl_xor_sync(0xffffffffu, a, 2));
+}
+DEVICE int warp_min(int a) {
+  UNROLL for (int d = 16; d; d >>= 1) a = min(a, __shfl_xor_sync(0xffffffffu, a, d));
+  return a;
+}
+DEVICE int warp_max(int a) {
+  UNROLL for (int d = 16; d; d >>= 1) a = max(a, __shfl_xor_sync(0xffffffffu, a, d));
+  return a;
+}
+
+// ---------------------------------------------------------------- captured tensors: zero outside their extents
+DEVICE float load(const float* p) { return __ldg(p); }
+DEVICE int load(const int* p) { return __ldg(p); }
+struct f16_t { u16 bits; };
+struct bf16_t { u16 bits; };
+DEVICE float load(const f16_t* p) { return widen<F16>(__ldg((const u16*)p)); }
+DEVICE float load(const bf16_t* p) { return widen<BF16>(__ldg((const u16*)p)); }
+template <class E> DEVICE auto captured(const E* p) { return load(p); }
+template <class E> DEVICE auto captured(const E* p, i64 s0, int n0, int i) -> decltype(load(p)) {
+  return (u32)i < (u32)n0 ? load(p + i * s0) : 0;
+}
+template <class E> DEVICE auto captured(const E* p, i64 s0, int n0, int i, i64 s1, int n1, int j) -> decltype(load(p)) {
+  return (u32)i < (u32)n0 && (u32)j < (u32)n1 ? load(p + i * s0 + j * s1) : 0;
+}
+
+// ---------------------------------------------------------------- iterations of a loop: lo <= j < hi without glo <= j < ghi
+struct Range {
+  int lo, hi, glo, gap;
+  DEVICE void close(int a, int b) {  // leave a <= j < b out
+    glo = clamp(a, lo, max(lo, hi));
+    gap = max(0, min(b, hi) - glo);
+  }
+  DEVICE int count() const { return max(0, hi - lo) - gap; }
+  DEVICE int before(int j) const {  // how many iterations lie below j
+    int x = clamp(j, lo, max(lo, hi));
+    return x - lo - clamp(x - glo, 0, gap);
+  }
+  DEVICE int at(int n) const {  // the n-th iteration, from below
+    int j = lo + n;
+    return j + (j >= glo ? gap : 0);
+  }
+};
+
+// ---------------------------------------------------------------- register tiles
+template <int MT, int N> DEVICE void pin(float (&x)[MT][N]) {  // emits nothing; keeps uses on their side of it
+  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[t][i])::"memory");
+}
+template <int MT, int N> DEVICE void pin(u32 (&x)[MT][N]) {
+  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+r"(x[t][i])::"memory");
+}
+// Accumulator to A operand: a cast of each pair, in place (m16n8k8, m16n8k16 and wgmma alike).
+template <Type T, int MT, int N, int M> DEVICE void to_operand(u32 (&p)[MT][N], const float (&x)[MT][M]) {
+  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < N; ++i) p[t][i] = pack2<T>(x[t][2 * i], x[t][2 * i + 1]);
+}
+template <Type T> DEVICE float rounded(float x) { return T == F32 ? x : widen<T>(narrow<T>(x)); }
+
+// One row block of 16 bit elements to global memory. Aligned: a 4 x 4 word transpose inside each lane quad makes 16 byte stores, 64
+// contiguous bytes in each of eight rows an instruction. `left`: rows of the matrix at and behind this thread's first row.
+template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool aligned, int left, int cols, int lane, const float (&x)[M]) {
+  const int q = lane & 3;
+  const bool b0 = q & 1, b1 = q & 2;
+  UNROLL for (int r = 0; r < 2; ++r) {
+    const bool in = 8 * r < left;
+    char* row = p + 8 * r * pitch;
+    if (!aligned) {
+      UNROLL for (int i = 0; i < N / 8; ++i) UNROLL for (int e = 0; e < 2; ++e) {
+        const int c = 8 * i + 2 * q + e;
+        if (in && c < cols) *(u16*)(row + 2 * c) = narrow<T>(x[4 * i + 2 * r + e]);
+      }
+      continue;
+    }
+    UNROLL for (int g = 0; g < (N + 31) / 32; ++g) {
+      u32 w[4];
+      UNROLL for (int i = 0; i < 4; ++i) {
+        const int k = 4 * (4 * g + i) + 2 * r;
+        w[i] = 4 * g + i < N / 8 ? pack2<T>(x[k < M ? k : 0], x[k < M ? k + 1 : 0]) : 0;
+      }
+      UNROLL for (int i = 0; i < 4; i += 2) {
+        const u32 y = __shfl_xor_sync(0xffffffffu, b0 ? w[i] : w[i + 1], 1);
+        if (b0) w[i] = y; else w[i + 1] = y;
+      }
+      UNROLL for (int i = 0; i < 2; ++i) {
+        const u32 y = __shfl_xor_sync(0xffffffffu, b1 ? w[i] : w[i + 2], 2);
+        if (b1) w[i] = y; else w[i + 2] = y;
+      }
+      const int c = 32 * g + 8 * q;
+      if (in && c < N && c < cols) {
+        if (c + 8 <= cols) *(uint4*)(row + 2 * c) = make_uint4(w[0], w[1], w[2], w[3]);
+        else UNROLL for (int k = 0; k < 8; ++k) if (c + k < cols) *(u16*)(row + 2 * (c + k)) = (u16)(w[k / 2] >> (16 * (k & 1)));
+      }
+    }
+  }
+}
+template <int N, int M> DEVICE void store_rows_f32(char* p, i64 pitch, int left, int cols, int lane, const float (&x)[M]) {
+  UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int i = 0; i < N / 8; ++i) UNROLL for (int e = 0; e < 2; ++e) {
+    const int c = 8 * i + 2 * (lane & 3) + e;
+    if (8 * r < left && c < cols) *(float*)(p + 8 * r * pitch + 4 * c) = x[4 * i + 2 * r + e];
+  }
+}

@@ -1,0 +1,80 @@
+// Matrix products on mma.sync: operands from shared memory by ldmatrix or from registers, one warp's 16 MT rows of the result.
+DEVICE void ldsm4(u32 (&r)[4], u32 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
+}
+DEVICE void ldsm4t(u32 (&r)[4], u32 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
+}
+// c (16 x 8) += a (16 x 16) b (16 x 8)
+template <Type T> DEVICE void mma16(float* c, const u32* a, u32 b0, u32 b1) {
+#if FARM_MMA_K == 16
+  if (T == BF16)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+  else
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+// One operand in shared memory. T: it is used transposed. COLS: the tile's columns, as stored.
+template <int COLS, bool T> struct OperandA {  // 16 rows of the result, 16 of the contraction
+  u32 base;
+  DEVICE OperandA(u32 tile, int row, int lane)
+      : base(T ? tile + Shared<COLS>::at((lane & 7) + ((lane >> 4) << 3), (row >> 3) + ((lane >> 3) & 1))
+               : tile + Shared<COLS>::at(row + (lane & 15), lane >> 4)) {}
+  DEVICE void get(u32 (&a)[4], int t, int k) const {
+    if (T) ldsm4t(a, Shared<COLS>::step(base, t) + 16 * k * Shared<COLS>::PITCH);
+    else ldsm4(a, Shared<COLS>::step(base, k) + 16 * t * Shared<COLS>::PITCH);
+  }
+};
+template <int COLS, bool T> struct OperandB {  // 16 columns of the result, 16 of the contraction
+  u32 base;
+  DEVICE OperandB(u32 tile, int lane)
+      : base(tile + (T ? Shared<COLS>::at(((lane >> 4) << 3) + (lane & 7), (lane >> 3) & 1) : Shared<COLS>::at(lane & 15, lane >> 4))) {}
+  DEVICE void get(u32 (&b)[4], int j, int k) const {  // {columns 0-7, k 0-7}, {0-7, k 8-15}, {8-15, k 0-7}, {8-15, k 8-15}
+    if (T) ldsm4(b, Shared<COLS>::step(base, k) + 16 * j * Shared<COLS>::PITCH);
+    else ldsm4t(b, Shared<COLS>::step(base, j) + 16 * k * Shared<COLS>::PITCH);
+  }
+};
+// C += A B with both in shared memory, N and K multiples of 16.
+template <Type T, int K, int N, int MT, int M, class A, class B> DEVICE void gemm(float (&c)[MT][M], const A& a, const B& b) {
+  UNROLL for (int k = 0; k < K / 16; ++k) {
+    u32 x[MT][4];
+    UNROLL for (int t = 0; t < MT; ++t) a.get(x[t], t, k);
+    UNROLL for (int j = 0; j < N / 16; ++j) {
+      u32 y[4];
+      b.get(y, j, k);
+      UNROLL for (int t = 0; t < MT; ++t) {
+        mma16<T>(&c[t][8 * j], x[t], y[0], y[1]);
+        mma16<T>(&c[t][8 * j + 4], x[t], y[2], y[3]);
+      }
+    }
+  }
+}
+// C += A B with A in registers.
+template <Type T, int K, int N, int MT, int M, int F, class B> DEVICE void gemm(float (&c)[MT][M], const u32 (&a)[MT][F], const B& b) {
+  UNROLL for (int k = 0; k < K / 16; ++k) UNROLL for (int j = 0; j < N / 16; ++j) {
+    u32 y[4];
+    b.get(y, j, k);
+    UNROLL for (int t = 0; t < MT; ++t) {
+      mma16<T>(&c[t][8 * j], &a[t][4 * k], y[0], y[1]);
+      mma16<T>(&c[t][8 * j + 4], &a[t][4 * k], y[2], y[3]);
+    }
+  }
+}
+// An operand that a loop reads in every iteration, loaded once.
+template <int K, int MT, int F, class A> DEVICE void load_operand(u32 (&x)[MT][F], const A& a) {
+  UNROLL for (int k = 0; k < K / 16; ++k) UNROLL for (int t = 0; t < MT; ++t) {
+    u32 y[4];
+    a.get(y, t, k);
+    UNROLL for (int i = 0; i < 4; ++i) x[t][4 * k + i] = y[i];
+  }
+}
