@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from generator.tl.ir import COLS, ROWS, Compute, Expr, Index, Num, Op, Var, names
 from generator.tl.types import Kind
 from generator.translate.cuda import names as mangle
+from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.scalars import INFIX, Scalars, number, whole
 from generator.translate.passes.affine import Affine, affine, extremum, to_expr
 from generator.translate.passes.conditions import AllOf, AnyOf, Condition, Limit, condition, conjuncts, is_column_limit
@@ -71,15 +72,17 @@ class _Statement:
 
     def lines(self, s: Compute) -> list[str]:
         target = mangle.tile(s.into)
-        rounding = self.scope.names.tiles[s.into].dtype
-        shape = self.scope.tiles[s.into]
-        value = self.element(s.value) if len(shape) == 2 else self.row(s.value)
-        if rounding in ("f16", "bf16"):
-            value = f"rounded<{rounding.upper()}>({value})"
-        if len(shape) == 2:
-            last = f"TILE({shape[1]}) {target}[t][AT] = {value};"
-        else:
-            last = f"ROWS {target}[t][r] = {value};"
+        dtype, shape = self.scope.names.tiles[s.into].dtype, self.scope.tiles[s.into]
+        kind = Kind.INT if dtype == "i32" else Kind.FLOAT
+        if not shape:
+            return [f"{target} = {self.code.scalars.text(s.value, kind)};"]
+        value = self.element(s.value, kind) if len(shape) == 2 else self.row(s.value, kind)
+        place = f"{target}[t][{'AT' if len(shape) == 2 else 'r'}]"
+        if value == place:
+            return []
+        if dtype in ("f16", "bf16"):
+            value = f"rounded<{TYPES[dtype]}>({value})"
+        last = f"{f'FOR_TILE({shape[1]})' if len(shape) == 2 else 'FOR_ROWS'} {place} = {value};"
         return ["{", *self.before, last, "}"] if self.before else [last]
 
     # ------------------------------------------------------------------------------------------------ hoisting
@@ -94,7 +97,7 @@ class _Statement:
                 self.memo[key] = x
             else:
                 value = self._raw_row(e, kind)
-                self.before += [f"{c_type} {x}[MT][2];", f"ROWS {x}[t][r] = {value};"]
+                self.before += [f"{c_type} {x}[MT][2];", f"FOR_ROWS {x}[t][r] = {value};"]
                 self.memo[key] = f"{x}[t][r]"
         return self.memo[key]
 
@@ -104,7 +107,7 @@ class _Statement:
     # ---------------------------------------------------------------------------------------- values of a row
 
     def row(self, e: Expr, kind: Kind = Kind.FLOAT) -> str:
-        """C inside a ROWS loop."""
+        """C inside a FOR_ROWS loop."""
         if self.scope.rank(e) is Rank.SCALAR and not isinstance(e, Num):
             return self.hoist(e, kind)
         return self._raw_row(e, kind)
@@ -149,7 +152,7 @@ class _Statement:
     # ------------------------------------------------------------------------------------- values of an element
 
     def element(self, e: Expr, kind: Kind = Kind.FLOAT) -> str:
-        """C inside a TILE loop."""
+        """C inside a FOR_TILE loop."""
         rank, own = self.scope.rank(e), self.kind(e)
         if isinstance(e, Num):
             return number(e.value) if kind is Kind.FLOAT else str(e.value)
@@ -195,7 +198,7 @@ class _Statement:
         if key not in self.memo:
             x = self.code.temporary()
             c_type, convert = ("float", "(float)") if kind is Kind.FLOAT else ("int", "")
-            self.before += [f"{c_type} {x}[MT][2];", f"ROWS {x}[t][r] = {convert}({self.row(rest, Kind.INT)} + {c} * lane_col);"]
+            self.before += [f"{c_type} {x}[MT][2];", f"FOR_ROWS {x}[t][r] = {convert}({self.row(rest, Kind.INT)} + {c} * lane_col);"]
             self.memo[key] = f"{x}[t][r]"
         offset = f"{c} * COL" if c != 1 else "COL"
         return f"({self.memo[key]} + {'(float)' if kind is Kind.FLOAT else ''}({offset}))"
@@ -213,8 +216,8 @@ class _Statement:
                     x, y = self.code.temporary(), self.code.temporary()
                     self.before += [
                         f"float {x}[MT][2], {y}[MT][2];",
-                        f"ROWS {y}[t][r] = {value} * {c}.0f;",
-                        f"ROWS {x}[t][r] = {value} * (float)({rest} + {c} * lane_col);",
+                        f"FOR_ROWS {y}[t][r] = {value} * {c}.0f;",
+                        f"FOR_ROWS {x}[t][r] = {value} * (float)({rest} + {c} * lane_col);",
                     ]
                     self.memo[e] = f"({x}[t][r] + {y}[t][r] * (float)(COL))"
                 return self.memo[e]
@@ -232,7 +235,7 @@ class _Statement:
             close = "" if local else "quad_sum" if e.fn == "rowsum" else "quad_max"
             self.before += [
                 f"float {x}[MT][2];",
-                "ROWS {",
+                "FOR_ROWS {",
                 "float u[2];",
                 f"UNROLL for (int i = 0; i < {n // 8}; ++i) UNROLL for (int e = 0; e < 2; ++e)"
                 f" u[e] = i == 0 ? {element} : {join.format('u[e]', element)};",
@@ -299,7 +302,7 @@ class _Statement:
         if key not in self.memo:
             x, value = self.code.temporary(), self.row(e, Kind.INT)
             value = f"({off} ? -0x40000000 : {value})" if off else value
-            self.before += [f"int {x}[MT][2];", f"ROWS {x}[t][r] = {value} - lane_col;"]
+            self.before += [f"int {x}[MT][2];", f"FOR_ROWS {x}[t][r] = {value} - lane_col;"]
             self.memo[key] = f"{x}[t][r]"
         return self.memo[key]
 

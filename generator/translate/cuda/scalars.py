@@ -9,6 +9,7 @@ from typing import Any
 from generator.tl.ir import Expr, Index, Num, Op, Program, Var
 from generator.tl.types import Kind
 from generator.translate.cuda import names
+from generator.translate.cuda.dtypes import C_TYPES
 from generator.translate.passes.scope import Scope
 
 INFIX = {"+": "+", "-": "-", "*": "*", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "!=": "!=", "and": "&&", "or": "||"}
@@ -107,6 +108,8 @@ class Scalars:
     def variable(self, name: str) -> str:
         if name in self.program.arguments:
             return names.scalar(name)
+        if name in self.scope.tiles:
+            return names.tile(name)
         return names.axis(name) if name in self.axes else names.loop_variable(name)
 
     def text(self, e: Expr, want: Kind | None = None) -> str:
@@ -137,7 +140,7 @@ class Scalars:
     def captured(self, tensor: str, indices: list[str]) -> str:
         """One element of a captured tensor; zero outside its extents."""
         offsets = len(self.program.allocations[tensor].offset)
-        parts = [names.lead(tensor)]
+        parts = [f"(const {C_TYPES[self.program.allocations[tensor].dtype]}*){names.lead(tensor)}"]
         for k, i in enumerate(indices):
             parts += [names.stride(tensor, offsets + k), names.extent(tensor, k), i]
         return f"captured({', '.join(parts)})"

@@ -7,17 +7,13 @@ from dataclasses import dataclass, field
 from generator.targets import Target
 from generator.tl.ir import Allocate, Copy, Expr, Gemm, Program, Stmt, walk_statements
 from generator.translate.cuda import names
+from generator.translate.cuda.comments import describe
 from generator.translate.cuda.elementwise import ElementCode
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.scalars import Scalars
 from generator.translate.cuda.writer import Writer
 from generator.translate.passes import Analysis, analyze
 from generator.translate.passes.scope import flatten
-
-TYPES = {"f16": "F16", "bf16": "BF16", "f32": "F32", "i32": "I32"}
-C_TYPES = {"f16": "f16_t", "bf16": "bf16_t", "f32": "float", "i32": "int"}
-BYTES = {"f16": 2, "bf16": 2, "f32": 4, "i32": 4}
-
 
 def round_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
@@ -99,8 +95,6 @@ class Unit:
         return [n for n, t in self.analysis.scope.names.tiles.items() if t.operand]
 
     def comment(self, s: Stmt) -> str:
-        from generator.translate.cuda.comments import describe
-
         return f"// {describe(s)}"
 
     def lead(self, a: Allocate) -> str:
@@ -113,7 +107,7 @@ def _check_dtypes(program: Program, target: Target) -> None:
     for a in program.allocations.values():
         if a.dtype not in target.dtypes:
             allowed = ", ".join(sorted(target.dtypes))
-            raise Refused("unsupported_dtype", f"{a.name}: {a.dtype} has no instructions on {target.arch}; use one of {allowed}", a.span.line)
+            raise Refused("unsupported_dtype", f"{a.name}: {a.dtype} has no instructions on {target.isa}; use one of {allowed}", a.span.line)
     matrices = {n: a for n, a in program.allocations.items() if a.level == "global"}
     copied = {s.into: s.source for s in walk_statements(program.code) if isinstance(s, Copy) and s.into_level == "shared"}
     for g in flatten(program.code):
@@ -121,7 +115,7 @@ def _check_dtypes(program: Program, target: Target) -> None:
             for operand in (g.a, g.b):
                 source = matrices.get(copied.get(operand, ""))
                 if source is not None and source.dtype not in ("f16", "bf16"):
-                    message = f"{source.name}: matrix products on {target.arch} take f16 or bf16, found {source.dtype}; cast it, or use target cpu"
+                    message = f"{source.name}: matrix products on {target.isa} take f16 or bf16, found {source.dtype}; cast it, or use target cpu"
                     raise Refused("unsupported_dtype", message, source.span.line)
 
 

@@ -1,23 +1,12 @@
-// What every kernel uses: one thread's share of a tile, numbers, captured values, stores. Needs no other header.
+// What every kernel uses: one thread's share of a tile, numbers, captured values, stores. Follows `ptx.cuh`.
 //
 // wgmma and mma.sync hold an accumulator tile alike: a thread has rows lane / 4 + 8 r of each row block t and, of every eight
 // columns, 2 (lane % 4) + e. Element (t, r, 8 i + e) lies in X[t][4 i + 2 r + e].
-typedef unsigned char u8;
-typedef unsigned short u16;
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
-#define DEVICE __device__ __forceinline__
-#define UNROLL _Pragma("unroll")
-#define ROWS UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int r = 0; r < 2; ++r)
-#define TILE(N) ROWS UNROLL for (int i = 0; i < (N) / 8; ++i) UNROLL for (int e = 0; e < 2; ++e)
+#define FOR_ROWS UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int r = 0; r < 2; ++r)
+#define FOR_TILE(N) FOR_ROWS UNROLL for (int i = 0; i < (N) / 8; ++i) UNROLL for (int e = 0; e < 2; ++e)
 #define AT (4 * i + 2 * r + e)
 #define COL (8 * i + e)  // this element's column, counted from the lane's first
 #define ROW(t, r) (ROW_STEP * (t) + 8 * (r))
-#define INF __int_as_float(0x7f800000)
-
-enum Type { F16, BF16, F32, I32 };
 
 // ---------------------------------------------------------------- whole numbers (division rounds down, by zero it gives 0)
 DEVICE int floordiv(int a, int b) {
@@ -28,35 +17,6 @@ DEVICE int floordiv(int a, int b) {
 DEVICE int ceildiv(int a, int b) { return -floordiv(-a, b); }
 DEVICE int floormod(int a, int b) { return a - floordiv(a, b) * b; }
 DEVICE int clamp(int x, int lo, int hi) { return min(max(x, lo), hi); }
-
-// ---------------------------------------------------------------- floats
-DEVICE float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-DEVICE float divide(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
-DEVICE float tanh_fast(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
-
-template <Type T> DEVICE u16 narrow(float x) {
-  u16 y;
-  if (T == BF16) asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  else asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
-  return y;
-}
-template <Type T> DEVICE float widen(u16 x) {
-  float y;
-  if (T == BF16) return __uint_as_float((u32)x << 16);
-  asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-  return y;
-}
-template <Type T> DEVICE u32 pack2(float lo, float hi) {  // lo in the low half
-  u32 y;
-#if __CUDA_ARCH__ >= 800
-  if (T == BF16) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
-  else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(hi), "f"(lo));
-#else
-  asm("mov.b32 %0, {%1, %2};" : "=r"(y) : "h"(narrow<T>(lo)), "h"(narrow<T>(hi)));
-#endif
-  return y;
-}
 
 // ---------------------------------------------------------------- reductions over the four lanes that share a row
 DEVICE float quad_sum(float a) {
@@ -110,12 +70,6 @@ struct Range {
 };
 
 // ---------------------------------------------------------------- register tiles
-template <int MT, int N> DEVICE void pin(float (&x)[MT][N]) {  // emits nothing; keeps uses on their side of it
-  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+f"(x[t][i])::"memory");
-}
-template <int MT, int N> DEVICE void pin(u32 (&x)[MT][N]) {
-  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < N; ++i) asm volatile("" : "+r"(x[t][i])::"memory");
-}
 // Accumulator to A operand: a cast of each pair, in place (m16n8k8, m16n8k16 and wgmma alike).
 template <Type T, int MT, int N, int M> DEVICE void to_operand(u32 (&p)[MT][N], const float (&x)[MT][M]) {
   UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < N; ++i) p[t][i] = pack2<T>(x[t][2 * i], x[t][2 * i + 1]);

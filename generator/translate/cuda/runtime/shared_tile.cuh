@@ -1,7 +1,5 @@
 // Tiles of 16 bit elements in shared memory for ldmatrix: rows of COLS elements (a multiple of 16), no two of eight rows on the
 // same banks. Rows of whole 128 byte lines have their 16 byte chunks XORed with the row's low bits; others get an odd pitch.
-DEVICE u32 smem_u32(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
 template <int COLS> struct Shared {
   static constexpr bool SWIZZLED = COLS % 64 == 0;
   static constexpr int PITCH = SWIZZLED ? COLS * 2 : ((COLS / 8) | 1) * 16;
@@ -10,14 +8,8 @@ template <int COLS> struct Shared {
   DEVICE static u32 step(u32 a, int k) { return SWIZZLED ? (a ^ ((k & 3) << 5)) + (k >> 2) * 128 : a + 32 * k; }
   DEVICE static u32 element(u32 tile, int r, int c) { return tile + at(r, c >> 3) + 2 * (c & 7); }
 };
-template <Type T, int COLS> DEVICE float shared_element(u32 tile, int r, int c) {
-  u16 x;
-  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(x) : "r"(Shared<COLS>::element(tile, r, c)) : "memory");
-  return widen<T>(x);
-}
-DEVICE void store_shared16(u32 a, uint4 v) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
-}
+template <Type T, int COLS> DEVICE float shared_element(u32 tile, int r, int c) { return widen<T>(load_shared2(Shared<COLS>::element(tile, r, c))); }
+
 // Which chunks of a tile a thread moves: LANES threads side by side along a row, STEP rows apart.
 template <int COLS, int THREADS> struct Spread {
   static constexpr int CHUNKS = COLS / 8;

@@ -1,0 +1,84 @@
+"""TL to CUDA C++: one program and one target in, self-contained source with a launch description out. Compiles nothing.
+
+By instruction family: copies (`mma_tiles`, `runtime/copy_*.cuh`), products (`mma_kernel`), element-wise code, masks and reductions
+(`elementwise`), stores (`epilogue`), blocks and tile ranges (`grid`). wgmma kernels have files of their own (`wgmma_*`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from generator.targets import Target
+from generator.tl.expand import expand
+from generator.tl.ir import Program
+from generator.tl.printer import program_hash
+from generator.translate.cuda import names
+from generator.translate.cuda.launch import blocks, make_launch, vector_loads
+from generator.translate.cuda.mma_kernel import MmaKernel, Shape
+from generator.translate.cuda.refusal import Refused
+from generator.translate.cuda.unit import Unit, round_up
+from generator.translate.records import Translated, Untranslatable
+
+__all__ = ["translate_cuda"]
+
+HEADERS = Path(__file__).parent / "runtime"
+
+
+def translate_cuda(program: Program, target: Target) -> Translated | Untranslatable:
+    """CUDA C++ for filled, checked code. A program that the target has no code for is a value, not an exception."""
+    try:
+        return _mma(expand(program), program, target)
+    except Refused as refused:
+        return Untranslatable(refused.reason, refused.message, refused.line)
+
+
+@cache
+def header(name: str) -> str:
+    return (HEADERS / name).read_text()
+
+
+def _mma(core: Program, program: Program, target: Target) -> Translated:
+    asynchronous = target.compute_capability >= 80
+    u = Unit.of(core, target)
+    kernel = MmaKernel(u, _shape(u), asynchronous, names.entry(program.name))
+    u.w.raw(
+        f"// {program.name}: from TL, for {target.isa}; {kernel.shape.warps} warps of {kernel.shape.row_blocks} x 16 rows\n"
+        f"#define FARM_MMA_K {16 if asynchronous else 8}"
+    )
+    copies = "copy_async.cuh" if asynchronous else "copy_staged.cuh"
+    for name in ("ptx.cuh", "ptx_mma.cuh", "common.cuh", "shared_tile.cuh", "mma.cuh", copies, "repack.cuh"):
+        u.w.raw(header(name))
+    u.w("", f"constexpr int MT = {kernel.shape.row_blocks}, ROW_STEP = 16, THREADS = {kernel.shape.threads};", "")
+    kernel.write()
+    facts = {
+        "family": "mma.sync",
+        "isa": target.isa,
+        "grid": [blocks(u), 1, 1],
+        "threads": kernel.shape.threads,
+        "shared_bytes": kernel.smem,
+        "cluster": [1, 1, 1],
+        "aligned_16": vector_loads(u),
+        "repack": "farm_repack",
+        "tensor_maps": [],
+        "workspace": None,
+    }
+    launch = make_launch(u, kernel.entry, facts, kernel.parameters())
+    schedule = {**u.analysis.to_plain(), "notes": kernel.notes, "warps": kernel.shape.warps, "row_blocks": kernel.shape.row_blocks}
+    return Translated(target.name, "cuda", u.w.text, launch, program_hash(program), schedule)
+
+
+def _shape(u: Unit) -> Shape:
+    """Rows over warps: `Hint warps`, else 16 or 32 rows a warp with four warps or more."""
+    rows = round_up(u.rows, 16)
+    hint = u.program.hints.get("warps")
+    if hint is not None:
+        warps = int(hint)
+    elif rows % 128 == 0:
+        warps = 4 if rows == 128 else 8
+    else:
+        warps = next(n for n in (4, 3, 2, 1) if rows % (16 * n) == 0)
+    if warps < 1 or rows % (16 * warps) or rows // (16 * warps) > 4 or warps > 16:
+        message = f"Hint warps: {warps} warps cannot share {rows} rows in blocks of 16, at most four a warp"
+        raise Refused("translate_failed", message)
+    return Shape(warps, rows // (16 * warps))

@@ -1,0 +1,60 @@
+"""Register tiles to global memory: cast, 16 byte stores where the address allows, nothing past the end. Computes nothing."""
+
+from __future__ import annotations
+
+from generator.tl.ir import Allocate, Copy
+from generator.translate.cuda import names
+from generator.translate.cuda.grid import tile_coordinate
+from generator.translate.cuda.dtypes import BYTES, C_TYPES, TYPES
+from generator.translate.cuda.unit import Unit
+
+
+def write_alignment(u: Unit, outputs: list[Allocate]) -> None:
+    """Whether whole rows of an output can be written 16 bytes at a time."""
+    for a in outputs:
+        if len(a.shape) == 2 and a.dtype in ("f16", "bf16"):
+            pitch = f"{BYTES[a.dtype]} * {names.stride(a.name, len(a.offset))}"
+            u.w(f"const bool aligned_{a.name} = (((u64){names.lead(a.name)} | (u64)({pitch})) & 15) == 0;")
+
+
+def write_store(u: Unit, s: Copy) -> None:
+    """One `Copy X into Y from register to global`; a null address leaves the output out."""
+    a, shape = u.program.allocations[s.into], u.shape(s.source)
+    u.w(u.comment(s), f"if ({names.matrix(a.name)} != nullptr) {{")
+    row = tile_coordinate(u, s.coordinate, 0, shape[0])
+    left = f"min({names.extent(a.name, 0)} - ({row}), {shape[0]}) - row0"
+    pitch = names.stride(a.name, len(a.offset))
+    if len(shape) == 2:
+        _store_matrix(u, s, a, row, left, pitch)
+    else:
+        _store_vector(u, s, a, row, left, pitch)
+    u.w("}")
+
+
+def _store_matrix(u: Unit, s: Copy, a: Allocate, row: str, left: str, pitch: str) -> None:
+    n, size = u.shape(s.source)[1], BYTES[a.dtype]
+    column = tile_coordinate(u, s.coordinate, 1, n)
+    u.w(
+        f"const int left = {left}, cols = min({names.extent(a.name, 1)} - ({column}), {n});",
+        f"char* const out = {names.lead(a.name)} + {size} * ((i64)({row} + row0) * {pitch} + {column});",
+    )
+    at = f"out + {size} * (i64)ROW(t, 0) * {pitch}"
+    if a.dtype == "f32":
+        u.w(f"UNROLL for (int t = 0; t < MT; ++t) store_rows_f32<{n}>({at}, {size} * {pitch}, left - ROW(t, 0), cols, lane, {names.tile(s.source)}[t]);")
+    elif a.dtype in ("f16", "bf16"):
+        call = f"store_rows<{TYPES[a.dtype]}, {n}>({at}, {size} * {pitch}, aligned_{a.name}, left - ROW(t, 0), cols, lane"
+        u.w(f"UNROLL for (int t = 0; t < MT; ++t) {call}, {names.tile(s.source)}[t]);")
+    else:
+        in_range = "ROW(t, r) < left && lane_col + COL < cols"
+        u.w(f"FOR_TILE({n}) if ({in_range}) ((int*)out)[(i64)ROW(t, r) * {pitch} + lane_col + COL] = {names.tile(s.source)}[t][AT];")
+
+
+def _store_vector(u: Unit, s: Copy, a: Allocate, row: str, left: str, pitch: str) -> None:
+    value = f"{names.tile(s.source)}[t][r]"
+    if a.dtype in ("f16", "bf16"):
+        value = f"{C_TYPES[a.dtype]}{{narrow<{TYPES[a.dtype]}>({value})}}"
+    u.w(
+        f"const int left = {left};",
+        f"{C_TYPES[a.dtype]}* const out = ({C_TYPES[a.dtype]}*){names.lead(a.name)} + (i64)({row} + row0) * {pitch};",
+        f"if ((lane & 3) == 0) FOR_ROWS if (ROW(t, r) < left) out[(i64)ROW(t, r) * {pitch}] = {value};",
+    )

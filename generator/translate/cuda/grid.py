@@ -1,0 +1,117 @@
+"""Blocks and iterations: which grid point a block is, and which tiles its loops run. The same text for all CUDA targets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from generator.tl.ir import ROWS, Expr, Num, Op, Var, walk
+from generator.translate.cuda import names
+from generator.translate.cuda.unit import Unit
+from generator.translate.passes import LoopPlan, TileRange
+from generator.translate.passes.affine import affine
+from generator.translate.passes.ranges import ROW_FIRST, ROW_LAST
+
+
+def write_decode(u: Unit, linear: str, first_reversed: bool) -> None:
+    """Grid coordinates from a number that counts blocks, the first axis fastest."""
+    u.w(f"const int block = {linear};")
+    rest = "block"
+    axes = u.program.axes
+    for k, axis in enumerate(axes):
+        name, extent = names.axis(axis.name), u.scalar(axis.extent)
+        last = k == len(axes) - 1
+        value = rest if last else f"{rest} % ({extent})"
+        u.w(f"const int {name} = {f'({extent}) - 1 - {value}' if k == 0 and first_reversed else value};")
+        if not last:
+            u.w(f"const int rest{k} = {rest} / ({extent});")
+            rest = f"rest{k}"
+
+
+def longest_first(u: Unit) -> bool:
+    """Whether blocks further along the first axis run more iterations: then they should start first."""
+    first = Var(u.program.axes[0].name)
+    return any(grows_with(plan.range.hi, first) for plan in u.analysis.loops)
+
+
+def grows_with(e: Expr, symbol: Expr) -> bool:
+    """Whether some linear part of a bound grows with a symbol."""
+    match e:
+        case Op("max" | "min", args):
+            return any(grows_with(a, symbol) for a in args)
+        case Op("//" | "ceildiv", (a, _)):
+            return grows_with(a, symbol)
+    form = affine(e)
+    if form is None:
+        return False
+    return form.coefficient(symbol) > 0 or any(c > 0 and s != e and grows_with(s, symbol) for s, c in form.terms)
+
+
+def live_rows(u: Unit) -> str:
+    """Rows of this block that any output keeps."""
+    live = u.analysis.live_rows
+    return u.scalar(live) if live is not None else str(u.rows)
+
+
+# ------------------------------------------------------------------------------------------------------------- ranges
+
+
+def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str) -> None:
+    """`Range NAME`: the iterations worth running for rows first..last of the block."""
+    r = plan.range
+    _bind_rows(u, first, last)
+    _write_row_extremes(u, [r.lo, r.hi, *(r.gap or ())])
+    u.w(f"Range {name};", f"{name}.lo = {u.scalar(r.lo)};", f"{name}.hi = {u.scalar(r.hi)};")
+    if r.gap is not None:
+        u.w(f"{name}.close({u.scalar(r.gap[0])}, {u.scalar(r.gap[1])});")
+    else:
+        u.w(f"{name}.glo = {name}.lo;", f"{name}.gap = 0;")
+
+
+def write_full(u: Unit, plan: LoopPlan, name: str, lo: str, hi: str, first: str, last: str) -> None:
+    """`int lo, hi`: between them every test is true for rows first..last. Empty: both lie where the only edge loop takes all."""
+    r = plan.range
+    _bind_rows(u, first, last)
+    _write_row_extremes(u, [r.full_lo, r.full_hi])
+    u.w(f"int {lo} = {u.scalar(r.full_lo) if r.has_edge_below else name + '.lo'};")
+    u.w(f"int {hi} = {u.scalar(r.full_hi) if r.has_edge_above else name + '.hi'};")
+
+
+def has_edges(r: TileRange) -> bool:
+    return r.has_edge_below or r.has_edge_above
+
+
+def _bind_rows(u: Unit, first: str, last: str) -> None:
+    for e in [e for e in u.scalars.extra if isinstance(e, Op)]:
+        del u.scalars.extra[e]
+    u.scalars.extra[ROW_FIRST] = first
+    u.scalars.extra[ROW_LAST] = last
+
+
+def _write_row_extremes(u: Unit, bounds: list[Expr]) -> None:
+    """Values that have to be read row by row: the lanes of each warp share the rows."""
+    for e in dict.fromkeys(x for b in bounds for x in _extremes(b)):
+        inner, first, last = e.args
+        x, smallest = u.code.temporary(), e.fn == "rows_min"
+        u.scalars.extra[ROWS] = "row_"
+        value = u.scalar(inner)
+        del u.scalars.extra[ROWS]
+        fn = "min" if smallest else "max"
+        u.w(
+            f"int {x} = {'0x7fffffff' if smallest else '-0x7fffffff - 1'};",
+            f"for (int row_ = {u.scalar(first)} + lane; row_ <= {u.scalar(last)}; row_ += 32) {x} = {fn}({x}, {value});",
+            f"{x} = warp_{fn}({x});",
+        )
+        u.scalars.extra[e] = x
+
+
+def _extremes(e: Expr) -> Iterator[Op]:
+    for x in walk(e):
+        if isinstance(x, Op) and x.fn in ("rows_min", "rows_max"):
+            yield x
+
+
+def tile_coordinate(u: Unit, coordinate: tuple[Expr, ...], k: int, size: int) -> str:
+    """The element at which a tile begins along one axis."""
+    if k >= len(coordinate) or coordinate[k] == Num(0):
+        return "0"
+    return f"({u.scalar(coordinate[k])}) * {size}"

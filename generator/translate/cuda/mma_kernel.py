@@ -1,0 +1,410 @@
+"""Kernels on mma.sync (sm_75, sm_80, and any program that wgmma has no rule for): every warp copies, multiplies and computes.
+
+A loop whose body is straight runs its copies ahead: at each place that waits for tiles, a barrier shows that all warps are done
+with what came before, and the copy for a later place is started. Anything else copies where the statement stands.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from generator.tl.ir import Compute, Copy, For, Gemm, If, Reshape, Stmt, walk_statements
+from generator.translate.cuda import names
+from generator.translate.cuda.dtypes import TYPES
+from generator.translate.cuda.elementwise import PLAIN, Setting
+from generator.translate.cuda.epilogue import write_alignment, write_store
+from generator.translate.cuda.grid import has_edges, live_rows, longest_first, write_decode, write_full, write_range
+from generator.translate.cuda.mma_tiles import Point, contraction, fetch_arguments, place, points, reads_shared, shared_copies, slot
+from generator.translate.cuda.parameters import Parameters, add_program, write_addresses, write_extents
+from generator.translate.cuda.refusal import Refused
+from generator.translate.cuda.registers import write_declarations, write_initial, write_statement
+from generator.translate.cuda.unit import Unit, round_up
+from generator.translate.passes import LoopPlan
+from generator.translate.passes.scope import defs_of, uses, uses_of
+
+COLUMN_UNIT = 16  # columns of register tiles are padded to the width of two products
+MAX_REGISTERS = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How the block's rows are dealt out: `row_blocks` of 16 for each of `warps`."""
+
+    warps: int
+    row_blocks: int
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps
+
+
+@dataclass
+class MmaKernel:
+    """One kernel's text. `asynchronous`: cp.async (sm_80), else loads staged in registers (sm_75)."""
+
+    u: Unit
+    shape: Shape
+    asynchronous: bool
+    entry: str
+    smem: int = 0
+    slots: dict[str, str] = field(default_factory=dict)  # tile -> C of the slot that statements read now
+    resident: dict[str, str] = field(default_factory=dict)  # tile -> registers that hold it as an operand
+    pending: set[str] = field(default_factory=set)  # tiles on their way, not yet waited for
+    dirty: bool = False  # shared memory was read since the last barrier
+    loop_count: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    # ------------------------------------------------------------------------------------------------- the whole
+
+    def parameters(self) -> Parameters:
+        out = Parameters()
+        add_program(out, self.u, self.u.matrices)
+        return out
+
+    def write(self) -> None:
+        """The kernel, after the runtime's headers."""
+        u, w = self.u, self.u.w
+        stages = self._stages()
+        self.smem = place(u, stages)
+        self.parameters().write(w)
+        bounds = f"{self.shape.threads}, {self._blocks_per_sm()}"
+        w("", f'extern "C" __global__ void __launch_bounds__({bounds}) {self.entry}(const __grid_constant__ Params p) {{')
+        w("extern __shared__ __align__(1024) u8 smem_raw[];", "const u32 smem = smem_u32(smem_raw);")
+        for t in u.tiles.values():
+            w(f"const u32 {names.shared(t.name)} = smem + {t.offset};")
+            self.slots[t.name] = names.shared(t.name)
+        w("const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, lane_col = 2 * (lane & 3);")
+        w(f"const int warp_row = warp * {16 * self.shape.row_blocks}, row0 = warp_row + (lane >> 2);")
+        head, tail = self._split()
+        write_declarations(u, COLUMN_UNIT)
+        self._scope(head, initial=True)
+        if tail:
+            self._scope(tail)
+        w("}")
+
+    def _split(self) -> tuple[tuple[Stmt, ...], tuple[Stmt, ...]]:
+        """The statements up to the last loop, and those behind it."""
+        code = self.u.program.code
+        last = max((i for i, s in enumerate(code) if isinstance(s, For)), default=-1) + 1
+        return code[:last], code[last:]
+
+    def _scope(self, body: tuple[Stmt, ...], initial: bool = False) -> None:
+        """Statements with the block's coordinates and addresses; worked out again behind the loops, to hold no registers in them."""
+        u, w = self.u, self.u.w
+        needed = {n for s in body for n in _matrices_of(s)}
+        matrices = [a for a in u.matrices if a.name in needed]
+        w("{")
+        write_decode(u, "block_number()", longest_first(u))
+        write_addresses(u, matrices)
+        write_extents(u, matrices)
+        write_alignment(u, [a for a in matrices if a.name in u.program.outputs])
+        w(f"const int live = {live_rows(u)};")
+        if initial:
+            write_initial(u, COLUMN_UNIT)
+        self.body(body)
+        w("}")
+
+    def _stages(self) -> dict[str, int]:
+        """Slots of each tile: enough that the copy for a later place never meets a reader (see `_distance`)."""
+        out: dict[str, int] = {}
+        for plan in self.u.analysis.loops:
+            if (found := points(self.u, plan.loop)) is not None:
+                wanted = int(self.u.program.hints.get("stages", "0"))
+                least = 2 if len(found) == 1 else 1
+                most = 4 if self.asynchronous else least
+                for p in found:
+                    for c in p.copies:
+                        out[c.into] = max(out.get(c.into, 1), min(max(wanted, least), most))
+        return out
+
+    def _distance(self, found: list[Point]) -> int:
+        """How many places ahead copies are started: tiles with s slots and n places an iteration allow n s - 1."""
+        stages = min(self.u.tiles[c.into].stages for p in found for c in p.copies)
+        return max(1, len(found) * stages - 1) if self.asynchronous else 1
+
+    def _blocks_per_sm(self) -> int:
+        fit = min(65536 // (self.shape.threads * MAX_REGISTERS), self.u.target.shared_bytes // max(1, self.smem))
+        return max(1, fit)
+
+    # ------------------------------------------------------------------------------------------------ statements
+
+    def body(self, body: tuple[Stmt, ...], setting: Setting = PLAIN) -> None:
+        for s in body:
+            self.statement(s, setting)
+
+    def statement(self, s: Stmt, setting: Setting = PLAIN) -> None:
+        u = self.u
+        match s:
+            case Copy(source_level="global", into_level="shared"):
+                self.copy_now(s)
+            case Copy(into_level="global"):
+                write_store(u, s)
+            case For():
+                self.loop(s)
+            case If():
+                self.branch(s, setting)
+            case Gemm():
+                self.wait_for(uses(s))
+                self.gemm(s)
+            case Compute() | Reshape() | Copy(into_level="register"):
+                self.wait_for(uses(s))
+                self.elementwise(s, setting)
+            case _:
+                raise Refused("translate_failed", f"no code for: {u.comment(s)[3:]}; keep such tiles in registers", s.span.line)
+
+    def elementwise(self, s: Stmt, setting: Setting) -> None:
+        shared = {n: text for n, text in self.u.code.shared.items()}
+        self.u.code.shared = {n: text.replace(f"{{slot_{n}}}", self.slots[n]) for n, text in shared.items()}
+        write_statement(self.u, s, setting, lazy=self.u.program.hints.get("lazy") != "off")
+        self.u.code.shared = shared
+        if reads_shared(self.u, s):
+            self.dirty = True
+
+    def branch(self, s: If, setting: Setting) -> None:
+        w = self.u.w
+        self.settle()
+        w(self.u.comment(s), f"if ({self.u.scalar(s.test)}) {{")
+        self.body(s.then, setting)
+        self.settle()
+        if s.otherwise:
+            w("} else {")
+            self.body(s.otherwise, setting)
+            self.settle()
+        w("}")
+
+    # ---------------------------------------------------------------------------------------- copies where they stand
+
+    def copy_now(self, s: Copy) -> None:
+        """Starts a copy at its place; the first reader waits."""
+        if self.dirty:
+            self.u.w("__syncthreads();  // every warp is done with what is overwritten")
+            self.dirty = False
+        self.u.w(self.u.comment(s))
+        template, call = fetch_arguments(self.u, s)
+        destination = names.shared(s.into)
+        self.slots[s.into] = destination
+        if self.asynchronous:
+            self.u.w(f"fetch<{template}>({destination}, {call});", "copy_commit();")
+        else:
+            self.u.w("{", f"Staged<{template}> staged;", f"staged.fetch({call});", f"staged.land({destination});", "}")
+        self.pending.add(s.into)
+
+    def wait_for(self, needed: set[str]) -> None:
+        if needed & self.pending:
+            self.settle()
+
+    def settle(self) -> None:
+        """Everything that was copied is here, for all warps, and nobody reads any more."""
+        if self.pending or self.dirty:
+            if self.pending and self.asynchronous:
+                self.u.w("copy_wait<0>();")
+            self.u.w("__syncthreads();")
+            self.pending.clear()
+            self.dirty = False
+
+    # ------------------------------------------------------------------------------------------------------ loops
+
+    def loop(self, s: For) -> None:
+        plan = self.u.analysis.plan(s)
+        found = points(self.u, s)
+        k = self.loop_count
+        self.loop_count += 1
+        w = self.u.w
+        w("", self.u.comment(s), "{")
+        write_range(self.u, plan, f"range{k}", "0", "live - 1")
+        w(f"const int count{k} = range{k}.count();")
+        if found is None:
+            if shared_copies(s.body):
+                self.notes.append(f"loop {s.var}: copies are waited for where they stand, since its body is not straight")
+            self._simple_loop(plan, k)
+        else:
+            _Pipeline(self, plan, k, found).write()
+        for name in sorted(plan.schedule.deferred):
+            w(f"FOR_ROWS {names.tile(name)}[t][r] = quad_sum({names.tile(name)}[t][r]);  // the parts of a row's sum together")
+        w("}")
+
+    def _simple_loop(self, plan: LoopPlan, k: int) -> None:
+        self.settle()
+        self._segments(plan, k, lambda setting: self._simple_body(plan, k, setting))
+
+    def _simple_body(self, plan: LoopPlan, k: int, setting: Setting) -> None:
+        self.u.w(f"const int {names.loop_variable(plan.loop.var)} = {iteration(plan, k, f'it{k}')};")
+        self.body(plan.loop.body, setting)
+        self.settle()
+
+    def _segments(self, plan: LoopPlan, k: int, body) -> None:  # type: ignore[no-untyped-def]
+        """The loop in up to three parts: edges, where tests are made, and the middle, where all are true. Two edges share a text."""
+        w, r = self.u.w, plan.range
+        edge = Setting(deferred=frozenset(plan.schedule.deferred))
+        middle = Setting(frozenset(plan.split), None, edge.deferred)
+        w(f"int it{k} = 0;")
+        if not plan.split or not has_edges(r):
+            self._part(k, f"count{k}", lambda: body(edge))
+            return
+        write_full(self.u, plan, f"range{k}", f"full_lo{k}", f"full_hi{k}", "0", "live - 1")
+        below, above = f"range{k}.before(full_lo{k})", f"range{k}.before(full_hi{k})"
+        begin, end = (f"count{k} - {above}", f"count{k} - {below}") if plan.loop.reversed else (below, above)
+        w(f"const int begin{k} = {begin}, end{k} = max(begin{k}, {end});")
+        first, last = (r.has_edge_above, r.has_edge_below) if plan.loop.reversed else (r.has_edge_below, r.has_edge_above)
+        if first and last:
+            w("// the edge before the middle, the middle, the edge behind it", "#pragma unroll 1")
+            w("for (int pass = 0; pass < 2; ++pass) {")
+            self._part(k, f"(pass ? count{k} : begin{k})", lambda: body(edge))
+            self._part(k, f"end{k}", lambda: body(middle))
+            w("}")
+        elif first:
+            self._part(k, f"begin{k}", lambda: body(edge))
+            self._part(k, f"count{k}", lambda: body(middle))
+        else:
+            self._part(k, f"end{k}", lambda: body(middle))
+            self._part(k, f"count{k}", lambda: body(edge))
+
+    def _part(self, k: int, stop: str, body) -> None:  # type: ignore[no-untyped-def]
+        self.u.w("#pragma unroll 1", f"for (; it{k} < {stop}; ++it{k}) {{")
+        body()
+        self.u.w("}")
+
+    # --------------------------------------------------------------------------------------------------- products
+
+    def gemm(self, g: Gemm) -> None:
+        """C += A B, or C = A B, one warp's rows of it."""
+        u, w = self.u, self.u.w
+        if g.b not in u.tiles:
+            raise Refused("translate_failed", f"{g.b}: the right operand of a product lies in shared memory", g.span.line)
+        b, c = u.tiles[g.b], names.tile(g.into)
+        kind, k = TYPES[b.matrix.dtype], contraction(u, g)
+        n = b.stored_rows if g.b_transposed else b.stored_cols
+        w(u.comment(g))
+        if not g.accumulate:
+            w(f"FOR_TILE({round_up(u.shape(g.into)[1], COLUMN_UNIT)}) {c}[t][AT] = 0.0f;")
+        b_text = f"OperandB<{b.stored_cols}, {str(g.b_transposed).lower()}>({self.slots[g.b]}, lane)"
+        if g.a in self.resident:
+            a_text = self.resident[g.a]
+        elif g.a in u.tiles:
+            a_text = self.operand_a(g)
+        else:
+            a_text = names.tile(g.a)
+        w(f"gemm<{kind}, {k}, {n}>({c}, {a_text}, {b_text});")
+        self.dirty = True
+
+    def operand_a(self, g: Gemm) -> str:
+        a = self.u.tiles[g.a]
+        return f"OperandA<{a.stored_cols}, {str(g.a_transposed).lower()}>({self.slots[g.a]}, warp_row, lane)"
+
+
+def _matrices_of(s: Stmt) -> set[str]:
+    """Global matrices that a statement reads or writes, by tiles or by elements."""
+    return uses(s) | {x.into if x.into_level == "global" else x.source for x in walk_statements((s,)) if isinstance(x, Copy)}
+
+
+def iteration(plan: LoopPlan, k: int, n: str) -> str:
+    """The loop variable's value in the n-th iteration that is run."""
+    return f"range{k}.at(count{k} - 1 - ({n}))" if plan.loop.reversed else f"range{k}.at({n})"
+
+
+# ------------------------------------------------------------------------------------------------------- the pipeline
+
+
+@dataclass
+class _Pipeline:
+    """A straight loop with its copies running ahead by `distance` places."""
+
+    kernel: MmaKernel
+    plan: LoopPlan
+    k: int
+    points: list[Point]
+    distance: int = 0
+
+    def write(self) -> None:
+        kernel, w = self.kernel, self.kernel.u.w
+        self.distance = kernel._distance(self.points)
+        copied = {c.into for p in self.points for c in p.copies}
+        if kernel.dirty:
+            w("__syncthreads();  // every warp is done with the tiles of before")
+            kernel.dirty = False
+        if not kernel.asynchronous:
+            for p in self.points:
+                for c in p.copies:
+                    template, _ = fetch_arguments(kernel.u, c)
+                    w(f"Staged<{template}> staged_{c.into};")
+        w("// the first copies")
+        for ahead in range(self.distance):
+            self.start(ahead, "0", first=True)
+        self.load_resident(copied)
+        kernel._segments(self.plan, self.k, self.body)
+        kernel.resident.clear()
+        if kernel.asynchronous:
+            w("copy_wait<0>();")
+        kernel.dirty = True
+        kernel.pending -= copied
+
+    def start(self, place: int, it: str, first: bool = False) -> None:
+        """Starts the copies of a place, counted from the first place of iteration `it`; none behind the last iteration."""
+        kernel, u, w = self.kernel, self.kernel.u, self.kernel.u.w
+        ahead, point = divmod(place, len(self.points))
+        loop, copies = self.plan.loop, self.points[point].copies
+        n = f"{it} + {ahead}" if ahead else it
+        w(f"if ({n} < count{self.k}) {{" if ahead or first else "{", f"const int {names.loop_variable(loop.var)} = {iteration(self.plan, self.k, n)};")
+        for c in copies:
+            template, call = fetch_arguments(u, c)
+            if kernel.asynchronous:
+                w(u.comment(c), f"fetch<{template}>({slot(u.tiles[c.into], n)}, {call});")
+            else:
+                w(u.comment(c), f"staged_{c.into}.fetch({call});")
+        w("}")
+        if kernel.asynchronous:
+            w("copy_commit();")
+
+    def load_resident(self, copied: set[str]) -> None:
+        """Left operands that every iteration reads stay in registers where there is room."""
+        kernel, u, w = self.kernel, self.kernel.u, self.kernel.u.w
+        for g in [s for s in self.plan.loop.body if isinstance(s, Gemm)]:
+            if g.a in u.tiles and g.a not in copied and g.a not in kernel.resident and kernel_has_room(kernel, g, self.plan):
+                k = contraction(u, g)
+                if g.a in kernel.pending:
+                    w(f"copy_wait<{self.distance}>();" if kernel.asynchronous else "", "__syncthreads();")
+                w(f"u32 held_{g.a}[MT][{k // 4}];  // {g.a} as an operand, for all iterations")
+                w(f"load_operand<{k}>(held_{g.a}, {kernel.operand_a(g)});")
+                kernel.resident[g.a] = f"held_{g.a}"
+
+    def body(self, setting: Setting) -> None:
+        kernel, w = self.kernel, self.kernel.u.w
+        it = f"it{self.k}"
+        w(f"const int {names.loop_variable(self.plan.loop.var)} = {iteration(self.plan, self.k, it)};")
+        pending = set(kernel.pending)
+        for i, s in enumerate(self.plan.loop.body):
+            for number, p in enumerate(self.points):
+                if p.at == i:
+                    self.arrive(number, it)
+            if isinstance(s, Copy) and s.into_level == "shared":
+                continue
+            kernel.pending = set()
+            kernel.statement(s, setting)
+        kernel.pending = pending
+
+    def arrive(self, number: int, it: str) -> None:
+        """The tiles of a place are here, the slots of a later one free: start its copies."""
+        kernel, u, w = self.kernel, self.kernel.u, self.kernel.u.w
+        for c in self.points[number].copies:
+            kernel.slots[c.into] = slot(u.tiles[c.into], it)
+            if not kernel.asynchronous:
+                w(f"staged_{c.into}.land({kernel.slots[c.into]});")
+        if kernel.asynchronous:
+            w(f"copy_wait<{self.distance - 1}>();")
+        w("__syncthreads();")
+        self.start(number + self.distance, it)
+
+
+def kernel_has_room(kernel: MmaKernel, g: Gemm, plan: LoopPlan) -> bool:
+    """Whether an operand of the loop fits beside its tiles: `Hint resident = on` or `off`, else by counting registers."""
+    hint = kernel.u.program.hints.get("resident")
+    if hint in ("on", "off"):
+        return hint == "on"
+    if g.a_transposed:
+        return False
+    live = {x for s in plan.loop.body for x in defs_of((s,)) | uses_of((s,))}
+    roots = {kernel.u.analysis.storage.get(n, n) for n in live if n in kernel.u.register_tiles() and len(kernel.u.shape(n)) == 2}
+    tiles = sum(round_up(kernel.u.shape(n)[1], COLUMN_UNIT) // 2 for n in roots)
+    return kernel.shape.row_blocks * (tiles + contraction(kernel.u, g) // 4) <= 160
+
+

@@ -1,0 +1,143 @@
+"""The argument block, grid and tensor maps of a CUDA launch, from its description and a call's tensors. Touches no device.
+
+What the description (`Launch.target_facts`) holds is told in docs/cuda_translator.md.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from generator.translate.records import Launch, TensorParameter
+from verifier.launch import LaunchError, TensorLike
+
+ITEM_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2}
+FORMATS = {"pointer": "<Q", "i64": "<q", "i32": "<i", "f32": "<f"}
+#: TMA counts strides in units of 16 bytes and takes at most five axes.
+TMA_ALIGNMENT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TensorMap:
+    """What `cuTensorMapEncodeTiled` takes: innermost axis first; strides in bytes, without the innermost."""
+
+    offset: int
+    dtype: str
+    address: int
+    extents: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One launch: the parameter block with tensor maps still to be written in, the grid, and what to launch."""
+
+    block: bytearray
+    maps: tuple[TensorMap, ...]
+    grid: tuple[int, int, int]
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.grid
+
+
+def evaluate(e: Any, values: Mapping[str, int]) -> int:
+    """A scalar expression of a launch description: a number, a scalar's name, or [function, arguments...]."""
+    if isinstance(e, int):
+        return e
+    if isinstance(e, str):
+        return values[e]
+    fn, *args = e
+    a = [evaluate(x, values) for x in args]
+    match fn:
+        case "+":
+            return a[0] + a[1]
+        case "-":
+            return a[0] - a[1]
+        case "*":
+            return a[0] * a[1]
+        case "//":
+            return a[0] // a[1] if a[1] else 0
+        case "%":
+            return a[0] % a[1] if a[1] else 0
+        case "ceildiv":
+            return -(-a[0] // a[1]) if a[1] else 0
+        case "max" | "min":
+            return (max if fn == "max" else min)(a)
+        case "neg":
+            return -a[0]
+        case "where":
+            return a[1] if a[0] else a[2]
+        case "<" | "<=" | ">" | ">=" | "==" | "!=":
+            return int({"<": a[0] < a[1], "<=": a[0] <= a[1], ">": a[0] > a[1], ">=": a[0] >= a[1], "==": a[0] == a[1]}.get(fn, a[0] != a[1]))
+    raise LaunchError(f"launch: expected a known function, found {fn!r}")
+
+
+def misaligned(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
+    """Positions of tensors that have to be repacked first: 16 byte loads need addresses and strides in steps of 16 bytes."""
+    out = []
+    for i, (parameter, tensor) in enumerate(zip(launch.tensors, tensors, strict=True)):
+        if parameter.name in launch.target_facts["aligned_16"]:
+            strides = [s * ITEM_BYTES[parameter.dtype] for s in _strides(parameter, tensor)[:-1]]
+            if any(x % TMA_ALIGNMENT for x in (tensor.data_ptr(), *strides)):
+                out.append(i)
+    return out
+
+
+def _strides(parameter: TensorParameter, tensor: TensorLike) -> tuple[int, ...]:
+    """Strides in elements; an axis of one element may carry any, and counts as 0 where the extent is known."""
+    strides = tuple(tensor.stride())
+    shape = getattr(tensor, "shape", None)
+    if shape is None:
+        return strides
+    return tuple(0 if n == 1 and i < len(strides) - 1 else s for i, (s, n) in enumerate(zip(strides, shape, strict=True)))
+
+
+def make_call(
+    launch: Launch, tensors: Sequence[TensorLike | None], scalars: Sequence[int | float], workspace: int = 0, num_sms: int = 0, zeros: int = 0
+) -> Call:
+    """Fills the parameter block. tensors: None leaves an output out. workspace, zeros: device addresses, where the kernel asks for them.
+
+    zeros: 16 bytes aligned memory that stands for empty tensors.
+    """
+    facts = launch.target_facts
+    values: dict[str, Any] = {s.name: v for s, v in zip(launch.scalars, scalars, strict=True)}
+    values |= {"$sms": num_sms}
+    by_name = {p.name: (p, t) for p, t in zip(launch.tensors, tensors, strict=True)}
+    block = bytearray(facts["parameters"]["bytes"])
+    maps = []
+    for f in facts["parameters"]["fields"]:
+        if f["type"] == "tensor_map":
+            maps.append(_tensor_map(facts["tensor_maps"][f["map"]], f["offset"], by_name, values, zeros))
+            continue
+        struct.pack_into(FORMATS[f["type"]], block, f["offset"], _field(f, by_name, values, workspace))
+    x, y, z = (evaluate(e, values) for e in facts["grid"])
+    return Call(block, tuple(maps), (x, y, z))
+
+
+def _field(f: Mapping[str, Any], by_name: Mapping[str, Any], values: Mapping[str, Any], workspace: int) -> int | float:
+    if "scalar" in f:
+        return values[f["scalar"]]  # type: ignore[no-any-return]
+    if "value" in f:
+        return evaluate(f["value"], values)
+    if f.get("workspace"):
+        return workspace
+    parameter, tensor = by_name[f["tensor"]]
+    if tensor is None:
+        return 0
+    return int(_strides(parameter, tensor)[f["stride"]]) if "stride" in f else int(tensor.data_ptr())
+
+
+def _tensor_map(m: Mapping[str, Any], offset: int, by_name: Mapping[str, Any], values: Mapping[str, Any], zeros: int) -> TensorMap:
+    parameter, tensor = by_name[m["tensor"]]
+    item, strides = ITEM_BYTES[parameter.dtype], _strides(parameter, tensor)
+    extents = tuple(evaluate(e, values) for e in m["extents"])
+    empty = any(n <= 0 for n in extents)
+    # an axis of one element may carry any stride, but TMA wants a multiple of 16 bytes that is not 0
+    wide = tuple((strides[a] * item if isinstance(a, int) else int(a["bytes"])) or TMA_ALIGNMENT for a in m["strides"])
+    return TensorMap(
+        offset, parameter.dtype, zeros if empty else int(tensor.data_ptr()), tuple(max(1, n) for n in extents), wide, tuple(m["box"])
+    )
