@@ -48,8 +48,26 @@ CPU_TARGETS: dict[str, Target] = {
     "amx": Target("cpu", "cpu", "amx", ("Xeon with AMX, Sapphire Rapids and later",), ("512-bit FMA", "TDPBF16PS"), _ALL, _AMX),
 }
 
+_TURING: tuple[DType, ...] = ("f32", "f16", "i32")
+
+#: CUDA targets, the oldest first; `generator.gpus` holds the cards. Shared memory: what one block may have.
+CUDA_TARGETS: dict[str, Target] = {
+    "sm_75": Target(
+        "sm_75", "cuda", "sm_75", ("Tesla T4", "Quadro RTX 8000"), ("mma.m16n8k8", "ldmatrix"), _TURING,
+        compute_capability=75, shared_bytes=64 * 1024, registers=255,
+    ),
+    "sm_80": Target(
+        "sm_80", "cuda", "sm_80", ("A100",), ("mma.m16n8k16", "ldmatrix", "cp.async"), _ALL,
+        compute_capability=80, shared_bytes=163 * 1024, registers=255,
+    ),
+    "sm_90a": Target(
+        "sm_90a", "cuda", "sm_90a", ("H100", "H200"), ("wgmma", "TMA", "mbarrier", "setmaxnreg"), _ALL,
+        compute_capability=90, shared_bytes=227 * 1024, registers=255,
+    ),
+}  # fmt: skip
+
 #: Name -> target. `cpu` stands here with its weakest instruction set; `find_target` picks the strongest.
-TARGETS: dict[str, Target] = {"cpu": CPU_TARGETS["avx2"]}
+TARGETS: dict[str, Target] = {"cpu": CPU_TARGETS["avx2"], **CUDA_TARGETS}
 
 
 def cpu_targets(flags: Iterable[str]) -> tuple[Target, ...]:

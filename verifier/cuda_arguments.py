@@ -72,7 +72,11 @@ def evaluate(e: Any, values: Mapping[str, int]) -> int:
         case "where":
             return a[1] if a[0] else a[2]
         case "<" | "<=" | ">" | ">=" | "==" | "!=":
-            return int({"<": a[0] < a[1], "<=": a[0] <= a[1], ">": a[0] > a[1], ">=": a[0] >= a[1], "==": a[0] == a[1]}.get(fn, a[0] != a[1]))
+            return int(
+                {"<": a[0] < a[1], "<=": a[0] <= a[1], ">": a[0] > a[1], ">=": a[0] >= a[1], "==": a[0] == a[1]}.get(
+                    fn, a[0] != a[1]
+                )
+            )
     raise LaunchError(f"launch: expected a known function, found {fn!r}")
 
 
@@ -97,11 +101,16 @@ def _strides(parameter: TensorParameter, tensor: TensorLike) -> tuple[int, ...]:
 
 
 def make_call(
-    launch: Launch, tensors: Sequence[TensorLike | None], scalars: Sequence[int | float], workspace: int = 0, num_sms: int = 0, zeros: int = 0
+    launch: Launch,
+    tensors: Sequence[TensorLike | None],
+    scalars: Sequence[int | float],
+    workspace: int = 0,
+    num_sms: int = 0,
+    zeros: int = 0,
 ) -> Call:
-    """Fills the parameter block. tensors: None leaves an output out. workspace, zeros: device addresses, where the kernel asks for them.
+    """Fills the parameter block. tensors: None leaves an output out. workspace: a device address, where the kernel asks for one.
 
-    zeros: 16 bytes aligned memory that stands for empty tensors.
+    zeros: the address of 16 byte aligned memory that stands for empty tensors.
     """
     facts = launch.target_facts
     values: dict[str, Any] = {s.name: v for s, v in zip(launch.scalars, scalars, strict=True)}
@@ -131,7 +140,9 @@ def _field(f: Mapping[str, Any], by_name: Mapping[str, Any], values: Mapping[str
     return int(_strides(parameter, tensor)[f["stride"]]) if "stride" in f else int(tensor.data_ptr())
 
 
-def _tensor_map(m: Mapping[str, Any], offset: int, by_name: Mapping[str, Any], values: Mapping[str, Any], zeros: int) -> TensorMap:
+def _tensor_map(
+    m: Mapping[str, Any], offset: int, by_name: Mapping[str, Any], values: Mapping[str, Any], zeros: int
+) -> TensorMap:
     parameter, tensor = by_name[m["tensor"]]
     item, strides = ITEM_BYTES[parameter.dtype], _strides(parameter, tensor)
     extents = tuple(evaluate(e, values) for e in m["extents"])
@@ -139,5 +150,10 @@ def _tensor_map(m: Mapping[str, Any], offset: int, by_name: Mapping[str, Any], v
     # an axis of one element may carry any stride, but TMA wants a multiple of 16 bytes that is not 0
     wide = tuple((strides[a] * item if isinstance(a, int) else int(a["bytes"])) or TMA_ALIGNMENT for a in m["strides"])
     return TensorMap(
-        offset, parameter.dtype, zeros if empty else int(tensor.data_ptr()), tuple(max(1, n) for n in extents), wide, tuple(m["box"])
+        offset,
+        parameter.dtype,
+        zeros if empty else int(tensor.data_ptr()),
+        tuple(max(1, n) for n in extents),
+        wide,
+        tuple(m["box"]),
     )

@@ -49,7 +49,7 @@ def emulated_source(translated: Translated) -> str:
     return (
         '#include "emulator.h"\n'
         + text
-        + f'\nextern "C" void emulate(const void* p, unsigned blocks, unsigned threads, unsigned seed) '
+        + '\nextern "C" void emulate(const void* p, unsigned blocks, unsigned threads, unsigned seed) '
         + f"{{ emulate_grid(blocks, threads, seed, [=] {{ {call}; }}); }}\n"
     )
 

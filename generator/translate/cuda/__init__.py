@@ -1,7 +1,7 @@
 """TL to CUDA C++: one program and one target in, self-contained source with a launch description out. Compiles nothing.
 
-By instruction family: copies (`mma_tiles`, `runtime/copy_*.cuh`), products (`mma_kernel`), element-wise code, masks and reductions
-(`elementwise`), stores (`epilogue`), blocks and tile ranges (`grid`). wgmma kernels have files of their own (`wgmma_*`).
+By instruction family: copies (`mma_tiles`, `runtime/copy_*.cuh`), products (`mma_kernel`), element-wise code, masks and
+reductions (`elementwise`), stores (`epilogue`), blocks and tile ranges (`grid`). wgmma kernels have files of their own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from functools import cache
 from pathlib import Path
 
 from generator.targets import Target
-from generator.tl.expand import expand
 from generator.tl.ir import Program
 from generator.tl.printer import program_hash
 from generator.translate.cuda import names
@@ -25,10 +24,10 @@ __all__ = ["translate_cuda"]
 HEADERS = Path(__file__).parent / "runtime"
 
 
-def translate_cuda(program: Program, target: Target) -> Translated | Untranslatable:
-    """CUDA C++ for filled, checked code. A program that the target has no code for is a value, not an exception."""
+def translate_cuda(core: Program, target: Target) -> Translated | Untranslatable:
+    """CUDA C++ for core code. A program that the target has no code for is a value, not an exception."""
     try:
-        return _mma(expand(program), program, target)
+        return _mma(core, target)
     except Refused as refused:
         return Untranslatable(refused.reason, refused.message, refused.line)
 
@@ -38,12 +37,12 @@ def header(name: str) -> str:
     return (HEADERS / name).read_text()
 
 
-def _mma(core: Program, program: Program, target: Target) -> Translated:
+def _mma(core: Program, target: Target) -> Translated:
     asynchronous = target.compute_capability >= 80
     u = Unit.of(core, target)
-    kernel = MmaKernel(u, _shape(u), asynchronous, names.entry(program.name))
+    kernel = MmaKernel(u, _shape(u), asynchronous, names.entry(core.name))
     u.w.raw(
-        f"// {program.name}: from TL, for {target.isa}; {kernel.shape.warps} warps of {kernel.shape.row_blocks} x 16 rows\n"
+        f"// {core.name}: from TL, for {target.isa}; {kernel.shape.warps} warps of {kernel.shape.row_blocks} x 16 rows\n"
         f"#define FARM_MMA_K {16 if asynchronous else 8}"
     )
     copies = "copy_async.cuh" if asynchronous else "copy_staged.cuh"
@@ -64,8 +63,13 @@ def _mma(core: Program, program: Program, target: Target) -> Translated:
         "workspace": None,
     }
     launch = make_launch(u, kernel.entry, facts, kernel.parameters())
-    schedule = {**u.analysis.to_plain(), "notes": kernel.notes, "warps": kernel.shape.warps, "row_blocks": kernel.shape.row_blocks}
-    return Translated(target.name, "cuda", u.w.text, launch, program_hash(program), schedule)
+    schedule = {
+        **u.analysis.to_plain(),
+        "notes": kernel.notes,
+        "warps": kernel.shape.warps,
+        "row_blocks": kernel.shape.row_blocks,
+    }
+    return Translated(target.name, "cuda", u.w.text, launch, program_hash(core), schedule)
 
 
 def _shape(u: Unit) -> Shape:

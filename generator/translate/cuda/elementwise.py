@@ -198,7 +198,10 @@ class _Statement:
         if key not in self.memo:
             x = self.code.temporary()
             c_type, convert = ("float", "(float)") if kind is Kind.FLOAT else ("int", "")
-            self.before += [f"{c_type} {x}[MT][2];", f"FOR_ROWS {x}[t][r] = {convert}({self.row(rest, Kind.INT)} + {c} * lane_col);"]
+            self.before += [
+                f"{c_type} {x}[MT][2];",
+                f"FOR_ROWS {x}[t][r] = {convert}({self.row(rest, Kind.INT)} + {c} * lane_col);",
+            ]
             self.memo[key] = f"{x}[t][r]"
         offset = f"{c} * COL" if c != 1 else "COL"
         return f"({self.memo[key]} + {'(float)' if kind is Kind.FLOAT else ''}({offset}))"

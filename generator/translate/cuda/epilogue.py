@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from generator.tl.ir import Allocate, Copy
 from generator.translate.cuda import names
-from generator.translate.cuda.grid import tile_coordinate
 from generator.translate.cuda.dtypes import BYTES, C_TYPES, TYPES
+from generator.translate.cuda.grid import tile_coordinate
 from generator.translate.cuda.unit import Unit
 
 
@@ -32,21 +32,24 @@ def write_store(u: Unit, s: Copy) -> None:
 
 
 def _store_matrix(u: Unit, s: Copy, a: Allocate, row: str, left: str, pitch: str) -> None:
-    n, size = u.shape(s.source)[1], BYTES[a.dtype]
-    column = tile_coordinate(u, s.coordinate, 1, n)
+    n, size, values = u.shape(s.source)[1], BYTES[a.dtype], f"{names.tile(s.source)}[t]"
     u.w(
-        f"const int left = {left}, cols = min({names.extent(a.name, 1)} - ({column}), {n});",
-        f"char* const out = {names.lead(a.name)} + {size} * ((i64)({row} + row0) * {pitch} + {column});",
+        f"const int left = {left}, cols = min({names.extent(a.name, 1)} - ({column_of(u, s, n)}), {n});",
+        f"char* const out = {names.lead(a.name)} + {size} * ((i64)({row} + row0) * {pitch} + {column_of(u, s, n)});",
     )
-    at = f"out + {size} * (i64)ROW(t, 0) * {pitch}"
+    at, each_block = f"out + {size} * (i64)ROW(t, 0) * {pitch}, {size} * {pitch}", "UNROLL for (int t = 0; t < MT; ++t)"
     if a.dtype == "f32":
-        u.w(f"UNROLL for (int t = 0; t < MT; ++t) store_rows_f32<{n}>({at}, {size} * {pitch}, left - ROW(t, 0), cols, lane, {names.tile(s.source)}[t]);")
+        u.w(f"{each_block} store_rows_f32<{n}>({at}, left - ROW(t, 0), cols, lane, {values});")
     elif a.dtype in ("f16", "bf16"):
-        call = f"store_rows<{TYPES[a.dtype]}, {n}>({at}, {size} * {pitch}, aligned_{a.name}, left - ROW(t, 0), cols, lane"
-        u.w(f"UNROLL for (int t = 0; t < MT; ++t) {call}, {names.tile(s.source)}[t]);")
+        kind = TYPES[a.dtype]
+        u.w(f"{each_block} store_rows<{kind}, {n}>({at}, aligned_{a.name}, left - ROW(t, 0), cols, lane, {values});")
     else:
-        in_range = "ROW(t, r) < left && lane_col + COL < cols"
-        u.w(f"FOR_TILE({n}) if ({in_range}) ((int*)out)[(i64)ROW(t, r) * {pitch} + lane_col + COL] = {names.tile(s.source)}[t][AT];")
+        place = f"((int*)out)[(i64)ROW(t, r) * {pitch} + lane_col + COL]"
+        u.w(f"FOR_TILE({n}) if (ROW(t, r) < left && lane_col + COL < cols) {place} = {values}[AT];")
+
+
+def column_of(u: Unit, s: Copy, n: int) -> str:
+    return tile_coordinate(u, s.coordinate, 1, n)
 
 
 def _store_vector(u: Unit, s: Copy, a: Allocate, row: str, left: str, pitch: str) -> None:

@@ -29,5 +29,3 @@ def make_launch(u: Unit, entry: str, facts: dict[str, Any], parameters: Paramete
 def vector_loads(u: Unit) -> list[str]:
     """Tensors whose address and strides have to be multiples of 16 bytes."""
     return [a.name for a in u.matrices if a.name in u.loaded and any(t.matrix.name == a.name for t in u.tiles.values())]
-
-

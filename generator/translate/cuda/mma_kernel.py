@@ -14,7 +14,16 @@ from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.elementwise import PLAIN, Setting
 from generator.translate.cuda.epilogue import write_alignment, write_store
 from generator.translate.cuda.grid import has_edges, live_rows, longest_first, write_decode, write_full, write_range
-from generator.translate.cuda.mma_tiles import Point, contraction, fetch_arguments, place, points, reads_shared, shared_copies, slot
+from generator.translate.cuda.mma_tiles import (
+    Point,
+    contraction,
+    fetch_arguments,
+    place,
+    points,
+    reads_shared,
+    shared_copies,
+    slot,
+)
 from generator.translate.cuda.parameters import Parameters, add_program, write_addresses, write_extents
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.registers import write_declarations, write_initial, write_statement
@@ -89,7 +98,7 @@ class MmaKernel:
         return code[:last], code[last:]
 
     def _scope(self, body: tuple[Stmt, ...], initial: bool = False) -> None:
-        """Statements with the block's coordinates and addresses; worked out again behind the loops, to hold no registers in them."""
+        """Statements with the block's coordinates and addresses; worked out anew behind the loops: they hold no registers."""
         u, w = self.u, self.u.w
         needed = {n for s in body for n in _matrices_of(s)}
         matrices = [a for a in u.matrices if a.name in needed]
@@ -153,7 +162,7 @@ class MmaKernel:
                 raise Refused("translate_failed", f"no code for: {u.comment(s)[3:]}; keep such tiles in registers", s.span.line)
 
     def elementwise(self, s: Stmt, setting: Setting) -> None:
-        shared = {n: text for n, text in self.u.code.shared.items()}
+        shared = self.u.code.shared
         self.u.code.shared = {n: text.replace(f"{{slot_{n}}}", self.slots[n]) for n, text in shared.items()}
         write_statement(self.u, s, setting, lazy=self.u.program.hints.get("lazy") != "off")
         self.u.code.shared = shared
@@ -233,7 +242,7 @@ class MmaKernel:
         self.settle()
 
     def _segments(self, plan: LoopPlan, k: int, body) -> None:  # type: ignore[no-untyped-def]
-        """The loop in up to three parts: edges, where tests are made, and the middle, where all are true. Two edges share a text."""
+        """The loop in up to three parts: edges, where tests are made, and the middle, where all are true."""
         w, r = self.u.w, plan.range
         edge = Setting(deferred=frozenset(plan.schedule.deferred))
         middle = Setting(frozenset(plan.split), None, edge.deferred)
@@ -344,7 +353,10 @@ class _Pipeline:
         ahead, point = divmod(place, len(self.points))
         loop, copies = self.plan.loop, self.points[point].copies
         n = f"{it} + {ahead}" if ahead else it
-        w(f"if ({n} < count{self.k}) {{" if ahead or first else "{", f"const int {names.loop_variable(loop.var)} = {iteration(self.plan, self.k, n)};")
+        w(
+            f"if ({n} < count{self.k}) {{" if ahead or first else "{",
+            f"const int {names.loop_variable(loop.var)} = {iteration(self.plan, self.k, n)};",
+        )
         for c in copies:
             template, call = fetch_arguments(u, c)
             if kernel.asynchronous:
@@ -406,5 +418,3 @@ def kernel_has_room(kernel: MmaKernel, g: Gemm, plan: LoopPlan) -> bool:
     roots = {kernel.u.analysis.storage.get(n, n) for n in live if n in kernel.u.register_tiles() and len(kernel.u.shape(n)) == 2}
     tiles = sum(round_up(kernel.u.shape(n)[1], COLUMN_UNIT) // 2 for n in roots)
     return kernel.shape.row_blocks * (tiles + contraction(kernel.u, g) // 4) <= 160
-
-

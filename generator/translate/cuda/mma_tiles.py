@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from generator.tl.ir import Compute, Copy, Expr, For, Gemm, If, Num, Stmt, names, walk_statements
+from generator.tl.ir import Compute, Copy, For, Gemm, If, Stmt, names, walk_statements
 from generator.translate.cuda import names as mangle
 from generator.translate.cuda.dtypes import BYTES, TYPES
 from generator.translate.cuda.grid import tile_coordinate
@@ -34,10 +34,12 @@ def place(u: Unit, stages: dict[str, int]) -> int:
         rows, cols = _shape(u, s)
         matrix = u.program.allocations[s.source]
         if BYTES[matrix.dtype] != 2:
-            message = f"{s.into}: tiles in shared memory hold f16 or bf16, found {matrix.dtype}; index the matrix, or copy it to registers"
+            message = f"{s.into}: shared tiles hold f16 or bf16, found {matrix.dtype}; index the matrix, or copy it to registers"
             raise Refused("translate_failed", message, s.span.line)
         if cols % 8:
-            raise Refused("translate_failed", f"{s.into}: rows of a shared tile come in steps of 8 elements, found {cols}", s.span.line)
+            raise Refused(
+                "translate_failed", f"{s.into}: rows of a shared tile come in steps of 8 elements, found {cols}", s.span.line
+            )
         stored_rows, stored_cols = round_up(rows, 16), round_up(cols, 16)
         size = round_up(stored_rows * pitch(stored_cols), 128)
         tile = SharedTile(s.into, matrix, rows, cols, stored_rows, stored_cols, size, stages.get(s.into, 1), offset)
@@ -46,7 +48,8 @@ def place(u: Unit, stages: dict[str, int]) -> int:
         offset += size * tile.stages
     if offset > u.target.shared_bytes:
         raise Refused(
-            "does_not_fit", f"shared memory: {offset} bytes of {u.target.shared_bytes} on {u.target.isa}; choose smaller tiles or fewer stages"
+            "does_not_fit",
+            f"shared memory: {offset} bytes of {u.target.shared_bytes} on {u.target.isa}; choose smaller tiles or fewer stages",
         )
     return offset
 
@@ -59,7 +62,11 @@ def pitch(stored_cols: int) -> int:
 def _shape(u: Unit, s: Copy) -> tuple[int, int]:
     shape = u.shape(s.into)
     if len(shape) != 2:
-        raise Refused("translate_failed", f"{s.into}: a shared tile has two axes, found {len(shape)}; copy a vector to registers", s.span.line)
+        raise Refused(
+            "translate_failed",
+            f"{s.into}: a shared tile has two axes, found {len(shape)}; copy a vector to registers",
+            s.span.line,
+        )
     return shape[0], shape[1]
 
 
@@ -101,8 +108,6 @@ def slot(t: SharedTile, iteration: str) -> str:
     return mangle.shared(t.name) if t.stages == 1 else f"{mangle.shared(t.name)} + ({iteration}) % {t.stages} * {t.bytes}"
 
 
-
-
 def reads_shared(u: Unit, s: Stmt) -> list[str]:
     """Shared tiles that a statement reads element by element."""
     return [n for n in sorted(names(s.value)) if n in u.tiles] if isinstance(s, Compute) else []
@@ -114,5 +119,3 @@ def contraction(u: Unit, g: Gemm) -> int:
         t = u.tiles[g.a]
         return t.stored_rows if g.a_transposed else t.stored_cols
     return u.shape(g.a)[1]
-
-

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from generator.tl.ir import Compute, Copy, Expr, If, Index, Num, Op, Reshape, Stmt, Var
-from generator.tl.ir import COLS, ROWS
+from generator.tl.ir import COLS, ROWS, Compute, Copy, Expr, Index, Num, Op, Reshape, Stmt, Var
 from generator.tl.types import Kind
 from generator.translate.cuda import names
+from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.elementwise import PLAIN, Setting, scales_by_row
 from generator.translate.cuda.refusal import Refused
-from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.unit import Unit, round_up
 
 
@@ -79,5 +76,3 @@ def loaded_elements(u: Unit, s: Copy) -> Compute:
     if len(shape) == 2:
         position.append(Op("+", (Op("*", (s.coordinate[1], Num(shape[1]))), COLS)))
     return Compute(s.into, Index(s.source, tuple(position)), span=s.span)
-
-

@@ -12,7 +12,19 @@ from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import C_TYPES
 from generator.translate.passes.scope import Scope
 
-INFIX = {"+": "+", "-": "-", "*": "*", "<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "!=": "!=", "and": "&&", "or": "||"}
+INFIX = {
+    "+": "+",
+    "-": "-",
+    "*": "*",
+    "<": "<",
+    "<=": "<=",
+    ">": ">",
+    ">=": ">=",
+    "==": "==",
+    "!=": "!=",
+    "and": "&&",
+    "or": "||",
+}
 LOG2E = "1.44269504088896341f"
 
 

@@ -15,6 +15,7 @@ from generator.translate.cuda.writer import Writer
 from generator.translate.passes import Analysis, analyze
 from generator.translate.passes.scope import flatten
 
+
 def round_up(n: int, unit: int) -> int:
     return -(-n // unit) * unit
 
@@ -107,7 +108,9 @@ def _check_dtypes(program: Program, target: Target) -> None:
     for a in program.allocations.values():
         if a.dtype not in target.dtypes:
             allowed = ", ".join(sorted(target.dtypes))
-            raise Refused("unsupported_dtype", f"{a.name}: {a.dtype} has no instructions on {target.isa}; use one of {allowed}", a.span.line)
+            raise Refused(
+                "unsupported_dtype", f"{a.name}: {a.dtype} has no instructions on {target.isa}; use one of {allowed}", a.span.line
+            )
     matrices = {n: a for n, a in program.allocations.items() if a.level == "global"}
     copied = {s.into: s.source for s in walk_statements(program.code) if isinstance(s, Copy) and s.into_level == "shared"}
     for g in flatten(program.code):
@@ -115,7 +118,7 @@ def _check_dtypes(program: Program, target: Target) -> None:
             for operand in (g.a, g.b):
                 source = matrices.get(copied.get(operand, ""))
                 if source is not None and source.dtype not in ("f16", "bf16"):
-                    message = f"{source.name}: matrix products on {target.isa} take f16 or bf16, found {source.dtype}; cast it, or use target cpu"
+                    message = f"{source.name}: products on {target.isa} take f16 or bf16, found {source.dtype}; use target cpu"
                     raise Refused("unsupported_dtype", message, source.span.line)
 
 
@@ -124,7 +127,9 @@ def _block_rows(program: Program, analysis: Analysis) -> int:
     known = analysis.scope.names.tiles
     rows = {t.extents[0] for t in known.values() if t.level == "register" and t.extents}
     if len(rows) > 1:
-        raise Refused("translate_failed", f"register tiles have {', '.join(map(str, sorted(rows)))} rows; give all of them the same number")
+        raise Refused(
+            "translate_failed", f"register tiles have {', '.join(map(str, sorted(rows)))} rows; give all of them the same number"
+        )
     if not rows:
         raise Refused("translate_failed", "no tile in registers; compute something before it is written")
     return rows.pop()

@@ -1,0 +1,126 @@
+"""What emitted mma.sync kernels compute, run on the CPU by the emulator, against dense float64 attention."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cuda_emulation import run_emulated
+from dense_attention import attention, random_call
+
+from generator.authors.rules import RuleAuthor
+from generator.binding import bind
+from generator.spec import AttentionSpec, Rule
+from generator.targets import TARGETS
+from generator.tl.ir import Constant, Hint, Program
+from generator.translate import translate
+from generator.translate.records import Translated
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+
+
+def encode(x: np.ndarray, dtype: str) -> np.ndarray:
+    """Values that the dtype holds exactly, as its bits."""
+    if dtype == "fp16":
+        return np.ascontiguousarray(x, dtype=np.float16).view(np.uint16)
+    return (np.ascontiguousarray(x, dtype=np.float32).view(np.uint32) >> 16).astype(np.uint16)
+
+
+def decode(x: np.ndarray, dtype: str) -> np.ndarray:
+    return (
+        x.view(np.float16).astype(np.float64)
+        if dtype == "fp16"
+        else (x.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    )
+
+
+def kernel(spec: AttentionSpec, target: str, tiles: dict[str, int], **hints: str) -> Translated:
+    program = RuleAuthor().code(spec, target)
+    body = [Constant(s.name, (tiles.get(s.name, s.choices[0]),)) if isinstance(s, Constant) else s for s in program.body]
+    hinted = (*(Hint(name, value) for name, value in hints.items()), *body)
+    translated = translate(Program(program.name, program.stage, hinted), TARGETS[target])
+    assert isinstance(translated, Translated), translated
+    return translated
+
+
+def run(translated: Translated, spec: AttentionSpec, call: dict[str, np.ndarray], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    binding = bind(translated.launch, spec)
+    arrays = {}
+    for t in binding.tensors:
+        if t.role in ("q", "k", "v"):
+            arrays[t.name] = encode(call[t.name], spec.dtype)
+        elif t.role == "o":
+            arrays[t.name] = np.full(t.shape, 0x7FFF, np.uint16)
+        elif t.role == "lse":
+            arrays[t.name] = np.full(t.shape, np.nan, np.float32)
+        else:
+            arrays[t.name] = np.ascontiguousarray(call[t.name], dtype=np.int32 if t.dtype == "i32" else np.float32)
+    run_emulated(translated, arrays, binding.values, folder)
+    return decode(arrays["O"], spec.dtype), arrays["LSE"]
+
+
+def check(spec: AttentionSpec, target: str, folder: Path, tiles: dict[str, int], **hints: str) -> None:
+    call = random_call(spec)
+    found, found_lse = run(kernel(spec, target, tiles, **hints), spec, call, folder)
+    expected, lse = attention(spec, call)
+    assert np.isfinite(found).all()
+    limit = 6e-3 if spec.dtype == "bf16" else 1.5e-3
+    assert np.linalg.norm(found - expected) <= limit * max(np.linalg.norm(expected), 1e-30)
+    assert np.array_equal(np.isneginf(lse), np.isneginf(found_lse))
+    seen = np.isfinite(lse)
+    np.testing.assert_allclose(found_lse[seen], lse[seen], atol=2e-5, rtol=2e-6)
+
+
+def spec(
+    dtype: str,
+    rows: int,
+    keys: int,
+    dims: tuple[int, int] = (32, 32),
+    masks: tuple[Rule, ...] = (),
+    scores: tuple[Rule, ...] = (),
+) -> AttentionSpec:
+    return AttentionSpec(2, 1, *dims, 1, rows, keys, dtype, masks, scores)  # type: ignore[arg-type]
+
+
+CAUSAL = (Rule.make("causal"),)
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80"])
+def test_odd_head_dims_and_ragged_lengths(target: str, tmp_path: Path) -> None:
+    """D 40 and DV 72 are padded inside; rows that see nothing; two warps share the rows."""
+    for rows, keys in ((45, 70), (70, 33)):
+        check(spec("fp16", rows, keys, (40, 72), CAUSAL), target, tmp_path, {"BM": 32, "BN": 32}, warps="2")
+
+
+@pytest.mark.parametrize(
+    "masks, scores",
+    [
+        ((Rule.make("sink_window", sink=3, left=9),), (Rule.make("sink_logit"),)),
+        ((Rule.make("document"),), ()),
+        ((Rule.make("causal"), Rule.make("padding")), (Rule.make("softcap", cap=3.0), Rule.make("alibi"))),
+    ],
+    ids=["sink_window", "document", "padding"],
+)
+def test_masks_and_scores(masks: tuple[Rule, ...], scores: tuple[Rule, ...], tmp_path: Path) -> None:
+    """Gaps between visible tiles, bounds read row by row, captured scalars and vectors."""
+    check(spec("bf16", 50, 90, masks=masks, scores=scores), "sm_80", tmp_path, {"BM": 32, "BN": 16}, warps="1")
+
+
+def test_stages_and_operands_in_registers(tmp_path: Path) -> None:
+    """Copies run three places ahead of their readers; Q stays in registers, or is read in every iteration."""
+    for resident in ("on", "off"):
+        check(spec("bf16", 40, 100, masks=CAUSAL), "sm_80", tmp_path, {"BM": 32, "BN": 16}, stages="2", resident=resident)
+
+
+def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> None:
+    """An output row of 34 bytes more than a multiple of 16; nothing beside it is touched."""
+    s = spec("bf16", 20, 20)
+    translated, call = kernel(s, "sm_80", {"BM": 32, "BN": 32}), random_call(s)
+    wide = np.full((1, 2, 20, 33), 0x7FFF, np.uint16)
+    arrays = {n: encode(call[n], "bf16") for n in "QKV"} | {"O": wide[..., :32], "LSE": np.zeros((1, 2, 20), np.float32)}
+    run_emulated(translated, arrays, bind(translated.launch, s).values, tmp_path)
+    expected, _ = attention(s, call)
+    assert np.linalg.norm(decode(wide[..., :32].copy(), "bf16") - expected) <= 6e-3 * np.linalg.norm(expected)
+    assert (wide[..., 32] == 0x7FFF).all()
