@@ -186,10 +186,10 @@ def problem(spec: AttentionSpec, target: str) -> Problem:
     """Sizes, matrices and cuts of an attention call. Decode: one query token, the heads of a KV head's group are the rows."""
     variant = _Variant(spec)
     decode = spec.phase == "decode"
-    rows, keys = TILE_CHOICES.get(target, ((64, 128), (64, 128)))
+    rows, keys = TILE_CHOICES.get("cpu" if target.startswith("cpu") else target, ((64, 128), (64, 128)))
     if decode:
         fitting = [size for size in _GROUP_CHOICES if size >= spec.group] or [_GROUP_CHOICES[-1]]
-        rows = (fitting[0],) if target == "cpu" else (max(16, fitting[0]),)
+        rows = (fitting[0],) if target.startswith("cpu") else (max(16, fitting[0]),)
     dtype = cast(DType, TL_DTYPES[spec.dtype])
     return Problem(
         name=variant.name,
