@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Literal
 
 from generator.masks import MaskRule, mask_parameters, mask_rule
@@ -132,6 +133,12 @@ def rule_scalars(spec: AttentionSpec) -> dict[str, tuple[str, Scalar, Number]]:
 def rule_tensors(spec: AttentionSpec) -> dict[str, Captured]:
     """Captured tensors of the spec's rules by name."""
     return {c.name: c for _, rule, _ in rule_uses(spec) for c in rule.captured}
+
+
+def key_extent(spec: AttentionSpec) -> str:
+    """How many rows of K and V hold values, as TL text: `SeqK`, or fewer where a mask knows a sequence's own length."""
+    own = [rule.key_extent for _, rule, _ in rule_uses(spec) if isinstance(rule, MaskRule) and rule.key_extent]
+    return reduce(lambda least, extent: f"min({least}, {extent})", own, "SeqK")
 
 
 def captured_shape(captured: Captured, spec: AttentionSpec) -> tuple[int, ...]:

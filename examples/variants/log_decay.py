@@ -23,7 +23,7 @@ SCORES = {
 
 
 def log_decay(rule, block, scores):
-    """The same once more, dense: new scores (R, Sk) in float64 from the scores so far."""
+    """The same once more, dense: new scores (heads, rows, keys) in float64 from the scores so far."""
     distance = (block.position(rule) - block.keys).abs().double()
     rate = float(torch.tensor(rule["rate"], dtype=torch.float32))  # as the kernel gets it
     return scores - rate * torch.log1p(distance)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from generator.binding import rule_scalars, rule_tensors, rule_uses
+from collections.abc import Iterator
+
+from generator.binding import key_extent, rule_scalars, rule_tensors, rule_uses
 from generator.masks import MaskRule
 from generator.rule_parts import Number
 from generator.scores import ScoreRule
@@ -63,17 +65,22 @@ def declarations(spec: AttentionSpec) -> str:
     lines = [scale, f"Argument {', '.join(_SIZES)} i32"]
     for name, (_, scalar, _) in rule_scalars(spec).items():
         lines.append(f"Argument {name} {scalar.dtype}{' positive' if scalar.positive else ''}  # {scalar.meaning}")
+    keys = key_extent(spec)
+    if keys != "SeqK":
+        lines.append("# K and V end at the sequence's own length: what memory holds beyond (NaN too) then reads as zero")
+    lines += _captured_lines(spec)
     lines += [
         f"Constant D = {spec.head_dim}, DV = {spec.head_dim_v}",
         f"Allocate Q in global (SeqQ, D) {dtype} with offset [b, h]",
-        f"Allocate K in global (SeqK, D) {dtype} with offset [b, h // (Heads // KvHeads)]",
-        f"Allocate V in global (SeqK, DV) {dtype} with offset [b, h // (Heads // KvHeads)]",
+        f"Allocate K in global ({keys}, D) {dtype} with offset [b, h // (Heads // KvHeads)]",
+        f"Allocate V in global ({keys}, DV) {dtype} with offset [b, h // (Heads // KvHeads)]",
         f"Allocate O in global (SeqQ, DV) {dtype} with offset [b, h]",
         "Allocate LSE in global (SeqQ) f32 with offset [b, h]",
     ]
+    return "\n".join(lines)
+
+
+def _captured_lines(spec: AttentionSpec) -> Iterator[str]:
     for captured in rule_tensors(spec).values():
         offset = f" with offset [{', '.join(captured.offset)}]" if captured.offset else ""
-        lines.append(
-            f"Allocate {captured.name} in global ({', '.join(captured.shape)}) {captured.dtype}{offset}  # {captured.meaning}"
-        )
-    return "\n".join(lines)
+        yield f"Allocate {captured.name} in global ({', '.join(captured.shape)}) {captured.dtype}{offset}  # {captured.meaning}"

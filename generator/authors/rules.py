@@ -11,7 +11,7 @@ from typing import cast
 
 from generator.authors.folding import conjunction, gathered, multiplied
 from generator.authors.reasoning import Cut, Problem, reason
-from generator.binding import rule_uses
+from generator.binding import key_extent, rule_uses
 from generator.masks import MaskRule
 from generator.scores import ScoreRule
 from generator.spec import TL_DTYPES, AttentionSpec, SpecError
@@ -241,10 +241,7 @@ def _matrices(spec: AttentionSpec, dtype: DType) -> tuple[Allocate, ...]:
     q_offset = (Var("b"), Var("hk") if decode else Var("h"))
     kv_offset = (Var("b"), Var("hk") if decode else expression("h // (Heads // KvHeads)"))
     captured = [c for _, rule, _ in rule_uses(spec) for c in rule.captured]
-    keys: Expr = Var("SeqK")
-    for _, rule, _ in rule_uses(spec):
-        if isinstance(rule, MaskRule) and rule.key_extent:
-            keys = Op("min", (keys, expression(rule.key_extent)))
+    keys = expression(key_extent(spec))
     return (
         *(Allocate(c.name, "global", tuple(map(Var, c.shape)), c.dtype, tuple(map(Var, c.offset))) for c in captured),
         Allocate("Q", "global", (rows, Var("D")), dtype, q_offset),

@@ -61,7 +61,7 @@ def test_examples_give_kernels_that_agree_with_their_dense_functions(name: str, 
 
 def dense(spec: AttentionSpec, call: dict[str, np.ndarray], kind: str, use: Rule, reference: Any) -> np.ndarray:
     """Attention by the example's dense function alone."""
-    rows, keys = torch.arange(spec.seqlen_q)[:, None], torch.arange(spec.seqlen_k)[None, :]
+    rows, keys = torch.arange(spec.seqlen_q)[None, :, None], torch.arange(spec.seqlen_k)[None, None, :]
     block = SimpleNamespace(rows=rows, keys=keys, position=lambda rule: rows + spec.seqlen_k - spec.seqlen_q)
     q, k, v = (torch.from_numpy(call[n]).double() for n in "QKV")
     scores = torch.einsum("bhqd,bhkd->bhqk", q, k) * spec.scale
