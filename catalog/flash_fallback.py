@@ -19,7 +19,7 @@ Window = tuple[int | None, int | None] | None
 
 
 class FlashArguments(NamedTuple):
-    """What the three functions share. softmax_scale None: 1 / sqrt(D). slopes: (H) or (B, H) fp32. Made in every call: a tuple."""
+    """What the three functions share. softmax_scale None: 1 / sqrt(D). slopes: (H) or (B, H) fp32. A tuple: made in every call."""
 
     softmax_scale: float | None = None
     causal: bool = False

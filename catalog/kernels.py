@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from catalog.envelope import Shape, verified_buckets
-from catalog.keys import ShapeBucket
+from catalog.envelope import Lengths, Shape, lengths_bucket, verified_lengths
+from catalog.keys import power_bucket
 from generator.masks import mask_parameters
 from generator.scores import score_parameters
 from generator.spec import AttentionSpec, Rule, SpecError, spec_from_plain
@@ -24,6 +24,8 @@ Group = tuple[str, int, int]
 #: A rule without its numbers: its name, and the parameters that choose another kernel.
 RuleShape = tuple[str, tuple[tuple[str, str], ...]]
 
+#: Rivals that torch can answer with at once, without compiling: what a kernel has to beat.
+TORCH_RIVALS = ("torch-sdpa", "torch-eager")
 #: The columns of a row that serving needs.
 COLUMNS = (
     "row_id", "status", "revoked_at", "revoked_reason", "spec", "verified_shapes", "target", "binary_hash", "launch", "isa",
@@ -41,15 +43,21 @@ class Measured:
     torch_s: float
 
     @property
-    def bucket(self) -> ShapeBucket:
-        return ShapeBucket.of(*self.shape)
+    def lengths(self) -> Lengths:
+        return lengths_bucket(*self.shape[1:])
+
+    @property
+    def grid(self) -> int:
+        """Sequences times query heads, each rounded up to a power of two: what fills the device apart from lengths."""
+        return power_bucket(self.shape[0]) * power_bucket(self.num_heads)
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogKernel:
     """One binary for one family.
 
-    masks, scores: shapes of the rules. heads: (num_heads, group) pairs that were verified. device_key: what it was verified on.
+    masks, scores: shapes of the rules. device_key: what it was verified on. verified: shapes; lengths: whole buckets of them.
+    max_batch: of all rows. max_heads: for a group (query heads for each key head) the most query heads that ran with it.
     unavailable: why no row of it may serve ("revoked" or "unverified", with a sentence); "" when one may.
     """
 
@@ -63,9 +71,10 @@ class CatalogKernel:
     masks: frozenset[RuleShape]
     scores: tuple[RuleShape, ...]
     positive_scale: bool
-    heads: frozenset[tuple[int, int]]
+    max_heads: tuple[tuple[int, int], ...]
+    max_batch: int
     verified: tuple[Shape, ...]
-    buckets: frozenset[ShapeBucket]
+    lengths: frozenset[Lengths]
     measured: tuple[Measured, ...]
     deterministic: bool
     row_ids: tuple[str, ...]
@@ -147,9 +156,10 @@ def _merge(
         masks=masks,
         scores=scores,
         positive_scale=spec.scale > 0,
-        heads=frozenset((s.num_heads, s.group) for _, s in usable),
+        max_heads=tuple(sorted({s.group: s.num_heads for _, s in sorted(usable, key=lambda pair: pair[1].num_heads)}.items())),
+        max_batch=max((s.batch for _, s in usable), default=0),
         verified=tuple(verified),
-        buckets=verified_buckets(verified),
+        lengths=verified_lengths(verified),
         measured=tuple(m for r, s in usable if (m := _measured(r, s)) is not None),
         deterministic=bool(usable) and all(bool(r["deterministic"]) for r, _ in usable),
         row_ids=tuple(r["row_id"] for r, _ in found),
@@ -175,7 +185,5 @@ def _measured(row: Mapping[str, Any], spec: AttentionSpec) -> Measured | None:
 def _torch_time(rivals: str | None) -> float | None:
     """The fastest of torch's eager answers among the rivals: what a fall-back would take."""
     found = json.loads(rivals) if rivals else {}
-    timings = found.get("timings", found) if isinstance(found, dict) else found
-    entries = timings.items() if isinstance(timings, dict) else ((t.get("name", ""), t) for t in timings)
-    times = [t["p50_s"] for name, t in entries if "sdpa" in name and isinstance(t, dict) and t.get("p50_s")]
+    times = [rival["p50_s"] for name, rival in found.get("measured", {}).items() if name in TORCH_RIVALS]
     return min(times) if times else None

@@ -59,7 +59,8 @@ def call_of_spec(spec: AttentionSpec, device: str = "cpu") -> AttentionCall:
 class Plan:
     """One decision, bound to a device, a dtype, a layout and shapes. Immutable; threads may share it.
 
-    kernel: the id of the kernel, None for torch. reasons: why torch. envelope: the buckets that the kernel serves, as text.
+    kernel: the id of the kernel, None for torch. reasons: why torch. envelope: the buckets of lengths
+    (queries x keys, each named by its largest) that the kernel serves.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
         made._captured = {} if slopes is None else {"Slopes": slopes}
         made._binary_hash = kernel.binary_hash
         made._bound = _bind(call, kernel, loaded, q, made._captured)
-        made.envelope = tuple(map(str, sorted(kernel.buckets)))
+        made.envelope = tuple(f"{q} x {k}" for q, k in sorted(kernel.lengths))
     return made
 
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 from catalog.calls import AttentionCall
 from catalog.decisions import Considered, Decision
+from catalog.envelope import Lengths, lengths_bucket
 from catalog.kernels import CatalogKernel, Measured, mask_shapes, score_shapes
-from catalog.keys import ShapeBucket, power_bucket
+from catalog.keys import power_bucket
 from catalog.reasons import Reason, reason
 from catalog.settings import Override, Settings
 from generator.binding import BindingError, bind
@@ -49,8 +50,13 @@ class Question:
     loaded: frozenset[str] | None = None
 
     @property
-    def bucket(self) -> ShapeBucket:
-        return ShapeBucket.of(self.call.batch, self.call.seqlen_q, self.call.seqlen_k)
+    def lengths(self) -> Lengths:
+        return lengths_bucket(self.call.seqlen_q, self.call.seqlen_k)
+
+    @property
+    def grid(self) -> int:
+        """As `Measured.grid`."""
+        return power_bucket(self.call.batch) * power_bucket(self.call.num_heads)
 
 
 Filter = Callable[[Question, CatalogKernel], Iterator[Reason]]
@@ -174,16 +180,22 @@ def _rules(
 def _sizes(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
     call = question.call
     group = call.num_heads // call.num_kv_heads
-    if group not in {g for _, g in kernel.heads}:
-        known = ", ".join(str(g) for g in sorted({g for _, g in kernel.heads})) or "none"
+    max_heads = dict(kernel.max_heads)
+    if group not in max_heads:
+        known = ", ".join(map(str, max_heads)) or "none"
         yield reason("gqa", f"{group} query heads share a key head; verified: {known}")
-    elif power_bucket(call.num_heads) not in {power_bucket(n) for n, g in kernel.heads if g == group}:
-        known = ", ".join(str(n) for n in sorted({n for n, _ in kernel.heads}))
-        yield reason("envelope", f"{call.num_heads} query heads; verified: the powers of two around {known}")
-    if question.bucket not in kernel.buckets:
-        known = ", ".join(map(str, sorted(kernel.buckets)[:4])) or "no bucket whole"
-        more = f" and {len(kernel.buckets) - 4} more" if len(kernel.buckets) > 4 else ""
-        yield reason("envelope", f"{question.bucket} is not verified; verified: {known}{more}")
+    elif power_bucket(call.num_heads) > power_bucket(max_heads[group]):
+        yield reason("envelope", f"{call.num_heads} query heads; verified up to {power_bucket(max_heads[group])}")
+    if power_bucket(call.batch) > power_bucket(kernel.max_batch):
+        yield reason("envelope", f"batch {call.batch}; verified up to {power_bucket(kernel.max_batch)}")
+    if question.lengths not in kernel.lengths:
+        known = ", ".join(_lengths_text(b) for b in sorted(kernel.lengths)[:4]) or "no bucket whole"
+        more = f" and {len(kernel.lengths) - 4} more" if len(kernel.lengths) > 4 else ""
+        yield reason("envelope", f"the bucket {_lengths_text(question.lengths)} is not verified; verified: {known}{more}")
+
+
+def _lengths_text(bucket: Lengths) -> str:
+    return f"{bucket[0]} x {bucket[1]}"
 
 
 def _memory(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
@@ -217,7 +229,7 @@ def _speed(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
     asked_for = question.override is not None or bool(question.settings.force)
     if time is None:
         if not (question.settings.allow_unmeasured or asked_for):
-            yield reason("unmeasured", f"no time at {question.bucket} on this device")
+            yield reason("unmeasured", f"no time in the bucket {_lengths_text(question.lengths)} on this device")
         return
     ours_us, torch_us = _predict(question, time)
     saved = torch_us - ours_us
@@ -251,19 +263,28 @@ _RANK = {
 
 
 def _measured_for(question: Question, kernel: CatalogKernel) -> Measured | None:
-    """The measurement at the enclosing bucket, head counts of the same power of two first; of several, the least flattering."""
+    """The measurement in the call's bucket of lengths, at the nearest batch times heads; of several, the worst.
+
+    On a GPU the product has to be the same power of two: how a small grid fills it says nothing about a large one.
+    """
     if kernel.device_key != question.machine.device_key:
         return None
-    inside = [m for m in kernel.measured if m.bucket == question.bucket]
-    heads = power_bucket(question.call.num_heads)
-    near = [m for m in inside if power_bucket(m.num_heads) == heads] or inside
-    return max(near, key=lambda m: m.ours_s / m.torch_s) if near else None
+    inside = [m for m in kernel.measured if m.lengths == question.lengths]
+    if not inside:
+        return None
+    distance = min(_octaves(m.grid, question.grid) for m in inside)
+    if distance and kernel.target != "cpu":
+        return None
+    return max((m for m in inside if _octaves(m.grid, question.grid) == distance), key=lambda m: m.ours_s / m.torch_s)
+
+
+def _octaves(one: int, other: int) -> int:
+    return abs(one.bit_length() - other.bit_length())
 
 
 def _predict(question: Question, time: Measured) -> tuple[float, float]:
     """Microseconds of ours (host cost included) and of torch's for the largest call of the bucket, by the amount of work."""
-    bucket = question.bucket
-    work = bucket.batch * bucket.seqlen_q * bucket.seqlen_k * power_bucket(question.call.num_heads)
-    measured = math.prod(time.shape) * time.num_heads
+    work = question.grid * math.prod(question.lengths)
+    measured = time.num_heads * math.prod(time.shape)
     factor = 1e6 * work / measured
     return time.ours_s * factor + HOST_COST_US, time.torch_s * factor

@@ -141,7 +141,7 @@ class Server:
         )  # fmt: skip
         made = choose(question, source.index.group((call.dtypes[0], call.head_dim, call.head_dim_v)))
         _bounded(self._decisions, key, made, self.settings.max_decisions)
-        _tell(made[0], question.bucket)
+        _tell(made[0], ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k))
         return made
 
     def _asked_for(self, override: Override | None) -> tuple[Reason, ...]:

@@ -68,7 +68,7 @@ class Settings:
     allow_unmeasured: bool = False
     min_gain: float = 0.05
     min_saving_us: float = 2.0
-    probe: str = "off"
+    probe: str = "first_load"
     probe_timeout_s: float = 20.0
     max_decisions: int = 4096
     max_frames: int = 1024

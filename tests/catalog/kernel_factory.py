@@ -8,9 +8,8 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from catalog.envelope import verification_points
+from catalog.envelope import lengths_bucket, verification_points
 from catalog.kernels import KernelIndex
-from catalog.keys import ShapeBucket
 from catalog.schema import WRITER_COLUMNS, make_row, seal_row
 from catalog.source import Source
 from generator.binding import rule_scalars, rule_tensors
@@ -91,15 +90,24 @@ static void body(void* data) {
 }
 extern "C" int32_t test_attention(const FarmCall* call) {
   if (CRASH) *(volatile int*)0 = 1;
+  while (HANG) {}
   if (CODE) return CODE;
   Job job{call, 0};
-  if (call->parallel && call->num_threads > 1 && call->ints[2] * call->ints[4] > 1) call->parallel(body, &job, (unsigned)call->num_threads, 0); else body(&job);
+  bool many = call->num_threads > 1 && call->ints[2] * call->ints[4] > 1;
+  if (call->parallel && many) call->parallel(body, &job, (unsigned)call->num_threads, 0); else body(&job);
   return 0;
 }
 """
 
 #: Faults that a kernel may be built with.
-FAULTS = {"": {}, "wrong": {"OFFSET": "1"}, "crash": {"CRASH": "1"}, "no_memory": {"CODE": "1"}, "broken": {"CODE": "7"}}
+FAULTS = {
+    "": {},
+    "wrong": {"OFFSET": "1"},
+    "crash": {"CRASH": "1"},
+    "no_memory": {"CODE": "1"},
+    "broken": {"CODE": "7"},
+    "hang": {"HANG": "1"},
+}
 
 
 @functools.cache
@@ -110,7 +118,7 @@ def build(spec: AttentionSpec, fault: str = "", lse: bool = False, mark: str = "
     macros = {
         "D": spec.head_dim, "DV": spec.head_dim_v, "CAUSAL": int("causal" in names), "WINDOW": int("window" in names),
         "TOP_LEFT": int(top_left), "SOFTCAP": int("softcap" in names), "ALIBI": int("alibi" in names), "LSE": int(lse),
-        "BF16": int(spec.dtype == "bf16"), "CRASH": 0, "CODE": 0, "OFFSET": 0, **FAULTS[fault],
+        "BF16": int(spec.dtype == "bf16"), "CRASH": 0, "CODE": 0, "HANG": 0, "OFFSET": 0, **FAULTS[fault],
     }  # fmt: skip
     source = (
         "".join(f"#define {k} {v}\n" for k, v in macros.items()) + SOURCE + f'// {mark}\nextern const char mark[] = "{mark}";\n'
@@ -155,10 +163,11 @@ class Shelf:
         name = digest_bytes(binary)
         self.binaries[name] = binary
         key = device_key("cpu").hash if key is None else key
-        shapes = [p for b in (buckets or [ShapeBucket.of_spec(of)]) for p in verification_points(b)]
+        buckets = buckets or [lengths_bucket(of.seqlen_q, of.seqlen_k)]
+        shapes = [(2, 37, 53), *((1, *point) for bucket in buckets for point in verification_points(bucket))]
         timing = {} if ours_s is None else {
-            "p50_s": ours_s, "baseline_name": "torch_sdpa", "baseline_p50_s": torch_s,
-            "rivals": {"torch_sdpa": {"p50_s": torch_s}},
+            "p50_s": ours_s, "baseline_name": "torch-sdpa", "baseline_p50_s": torch_s,
+            "rivals": {"measured": {"torch-sdpa": {"p50_s": torch_s}, "flex-attention": {"p50_s": torch_s / 9}}},
         }  # fmt: skip
         base = {
             "attempt_key": digest_text(f"{of.hash}{name}{key}{len(self.rows)}"), "reason_code": "ok", "spec": of, "target": "cpu",

@@ -5,7 +5,6 @@ import torch
 from kernel_factory import CAUSAL, CAUSAL_BR, Shelf, spec
 
 import catalog
-from catalog.keys import ShapeBucket
 
 pytestmark = pytest.mark.usefixtures("fresh_loader")
 
@@ -23,8 +22,8 @@ def rand(*shape, seed=0):
 
 def serve():
     shelf = Shelf()
-    buckets = [ShapeBucket(2, n, n) for n in (4, 8, 16, 32, 64)]
-    kernels = [shelf.add(spec(masks=masks), buckets=buckets) for masks in ((), CAUSAL, CAUSAL_BR)]
+    buckets = [(n, n) for n in (4, 8, 16, 32, 64)]
+    kernels = [shelf.add(spec(batch=2, masks=masks), buckets=buckets) for masks in ((), CAUSAL, CAUSAL_BR)]
     catalog.configure(catalog=shelf.source(), probe="off", allow_unmeasured=True)
     return kernels
 

@@ -1,5 +1,6 @@
 """Which kernel a call gets: every filter's reason, ranking, envelope, requests; `explain` tells what then happens."""
 
+import itertools
 import logging
 import random
 
@@ -9,11 +10,11 @@ from kernel_factory import CAUSAL, CAUSAL_BR, Shelf, spec
 
 import catalog
 from catalog import serving
-from catalog.envelope import missing_points, verification_points, verified_buckets
-from catalog.keys import ShapeBucket
+from catalog.envelope import lengths_bucket, missing_points, verification_points, verified_lengths
 from catalog.reasons import REASON_CODES
 from catalog.selection import _RANK, FILTERS
 from generator.spec import Rule
+from verifier.inputs import bucket_corners
 
 pytestmark = pytest.mark.usefixtures("fresh_loader")
 
@@ -43,10 +44,10 @@ def codes(decision, kernel):
         ({"key": "f" * 64}, "device", "verified on a test device, another device than this"),
         ({"isa": ["avx2", "avx9000"]}, "isa", "lacks avx9000"),
         ({"target": "sm_90a"}, "device", "a kernel for sm_90a; the tensors lie on cpu"),
-        ({"ours_s": None}, "unmeasured", "no time at b1_q32_k32 on this device"),
+        ({"ours_s": None}, "unmeasured", "no time in the bucket 32 x 32 on this device"),
         ({"ours_s": 97e-5}, "not_faster", "973.0 us with its host cost, torch 1000.0 us"),
         ({"reason_code": "compiled_unverified"}, "unverified", "compiled and never run"),
-        ({"buckets": [ShapeBucket(1, 64, 64)]}, "envelope", "b1_q32_k32 is not verified; verified: b1_q64_k64"),
+        ({"buckets": [(64, 64)]}, "envelope", "the bucket 32 x 32 is not verified; verified: 64 x 64"),
         ({"deterministic": False}, "deterministic", "not found bitwise equal"),
     ],
 )
@@ -158,24 +159,30 @@ def test_allow_unmeasured_serves_last():
 
 
 def test_a_bucket_needs_its_corners_and_a_ragged_point():
-    bucket = ShapeBucket(2, 64, 1)
+    bucket = (64, 1)
     points = verification_points(bucket)
-    assert points == ((2, 33, 1), (2, 49, 1), (2, 64, 1))
-    assert verified_buckets(points) == {bucket}
-    assert missing_points(bucket, points[:2]) == ("corner 64 x 1",)
-    assert missing_points(bucket, [points[0], points[2], (2, 48, 1)]) == ("a ragged point inside",)
-    for size in (0, 1, 2, 3, 4, 8, 2048):
-        for other in (0, 1, 2, 3, 4, 8, 2048):
-            b = ShapeBucket.of(1, size, other)
-            assert verified_buckets(verification_points(b)) == {b}
+    assert points == ((33, 1), (49, 1), (64, 1))
+    shapes = [(2, *point) for point in points]
+    assert verified_lengths(shapes) == {bucket}
+    assert missing_points(bucket, shapes[:2]) == ("corner 64 x 1",)
+    assert missing_points(bucket, [shapes[0], shapes[2], (2, 48, 1)]) == ("a ragged point inside",)
+
+
+def test_the_verifiers_suite_covers_the_bucket_of_its_spec():
+    for seqlen_q, seqlen_k in itertools.product((1, 2, 3, 4, 5, 8, 37, 1000), repeat=2):
+        for seed in range(5):
+            lengths = bucket_corners(spec(seqlen_q=seqlen_q, seqlen_k=seqlen_k), seed)
+            bucket = lengths_bucket(seqlen_q, seqlen_k)
+            assert missing_points(bucket, [(1, *pair) for pair in lengths]) == (), (bucket, lengths)
+            assert missing_points(bucket, [(1, *pair) for pair in verification_points(bucket)]) == ()
 
 
 def test_chosen_means_inside_the_envelope():
     """Whatever is asked: a kernel answers only inside a verified bucket, with verified heads."""
     shelf = Shelf()
     chosen = random.Random(7)
-    buckets = [ShapeBucket(2 ** chosen.randrange(3), 2 ** chosen.randrange(4, 7), 2 ** chosen.randrange(4, 7)) for _ in range(14)]
-    shelf.add(spec(heads=4, kv_heads=2), buckets=buckets)
+    buckets = [(2 ** chosen.randrange(4, 7), 2 ** chosen.randrange(4, 7)) for _ in range(5)]
+    shelf.add(spec(heads=4, kv_heads=2, batch=2), buckets=buckets)
     serve(shelf, allow_unmeasured=True)
     served = 0
     for _ in range(300):
@@ -183,7 +190,7 @@ def test_chosen_means_inside_the_envelope():
         kv = chosen.choice([1, 2, 2, 2, 3])
         q, k = torch.empty(batch, 2 * kv, seqlen_q, 16), torch.empty(batch, kv, seqlen_k, 16)
         told = catalog.explain(SDPA, q, k, k, enable_gqa=True)
-        inside = ShapeBucket.of(batch, seqlen_q, seqlen_k) in buckets and kv == 2
+        inside = lengths_bucket(seqlen_q, seqlen_k) in buckets and kv <= 2 and batch <= 2
         assert (told.kernel_id is not None) == inside, str(told)
         served += inside
     assert 20 < served < 280
@@ -195,10 +202,10 @@ def test_chosen_means_inside_the_envelope():
 def test_explain_tells_what_happens_and_counts_sum_up():
     shelf = Shelf()
     for masks, mark, buckets in (
-        ((), "a", [ShapeBucket(1, 8, 8), ShapeBucket(1, 4, 8)]),
-        ((), "b", [ShapeBucket(1, 8, 8), ShapeBucket(2, 8, 8)]),
-        (CAUSAL, "a", [ShapeBucket(1, 8, 8)]),
-        (CAUSAL_BR, "a", [ShapeBucket(1, 4, 8), ShapeBucket(1, 1, 8)]),
+        ((), "a", [(8, 8), (4, 8)]),
+        ((), "b", [(8, 8), (8, 4)]),
+        (CAUSAL, "a", [(8, 8)]),
+        (CAUSAL_BR, "a", [(4, 8), (1, 8)]),
     ):
         shelf.add(spec(masks=masks), mark=mark, buckets=buckets)
     serve(shelf, allow_unmeasured=True)
@@ -328,7 +335,7 @@ def test_the_second_call_only_looks_up_and_launches(monkeypatch):
 
 def test_random_lengths_keep_the_caches_small():
     shelf = Shelf()
-    shelf.add(spec(), buckets=[ShapeBucket(1, 32, 32)])
+    shelf.add(spec(), buckets=[(32, 32)])
     serve(shelf, max_frames=50)
     lengths = random.Random(1)
     for _ in range(2000):

@@ -10,7 +10,6 @@ from kernel_factory import CAUSAL, Shelf, build, spec
 
 import catalog
 from catalog import serving, trust
-from catalog.keys import ShapeBucket
 from generator.canonical import digest_bytes
 
 pytestmark = pytest.mark.usefixtures("fresh_loader")
@@ -181,7 +180,7 @@ def test_on_error_raise_names_the_kernel():
 def test_after_freeze_nothing_is_loaded():
     shelf = Shelf()
     warm, cold = shelf.add(spec(), mark="warm", ours_s=5e-4), shelf.add(spec(masks=CAUSAL))
-    shelf.add(spec(), mark="faster, cold", ours_s=1e-5, buckets=[ShapeBucket(1, 64, 64)])
+    shelf.add(spec(), mark="faster, cold", ours_s=1e-5, buckets=[(64, 64)])
     serve(shelf)
     catalog.scaled_dot_product_attention(X, X, X)
     catalog.freeze()
@@ -310,7 +309,7 @@ def test_plans():
     serve(shelf)
     x = X.transpose(1, 2).contiguous().transpose(1, 2)
     plan = catalog.plan(catalog.scaled_dot_product_attention, x, x, x, is_causal=True)
-    assert plan.kernel == kernel and plan.reasons == () and plan.envelope == ("b1_q32_k32",)
+    assert plan.kernel == kernel and plan.reasons == () and plan.envelope == ("32 x 32",)
     out = torch.empty_like(x)
     assert plan.run(x, x, x, out=out) is out
     torch.testing.assert_close(out, torchs(x, is_causal=True))
