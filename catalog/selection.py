@@ -138,7 +138,7 @@ def _trusted(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
 
 def _device(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
     on_cpu = question.call.device == "cpu"
-    if (kernel.target.partition("-")[0] == "cpu") != on_cpu:
+    if (kernel.target == "cpu") != on_cpu:
         yield reason("device", f"a kernel for {kernel.target}; the tensors lie on {question.call.device}")
         return
     if kernel.device_key != question.machine.device_key:

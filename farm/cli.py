@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.add_typer(tl_app, name="tl")
 app.add_typer(catalog_app, name="catalog")
+app.add_typer(catalog_app, name="catalog")
 app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
 app.command(epilog="Example: farm report --catalog ./farm-catalog -o report.html")(report)
 app.command(epilog="Example: farm targets --json")(targets)

@@ -38,17 +38,18 @@ def doctor(
 
 def targets(as_json: JsonOption = False) -> None:
     """What can be built for, with the facts that translators know, and which of it runs here."""
+    from farm.rules import CPU_FORMS, forms_here
     from generator.canonical import to_plain
-    from generator.targets import TARGETS, cpu_targets
-    from verifier.environment import cpu_flags
+    from generator.targets import TARGETS
 
-    here = [t.name for t in cpu_targets(cpu_flags())]
+    here = forms_here()
+    listed = CPU_FORMS | {name: t for name, t in TARGETS.items() if t.family != "cpu"}
     if as_json:
-        typer.echo(json.dumps([to_plain(t) | {"runs_here": t.name in here} for t in TARGETS.values()]))
+        typer.echo(json.dumps([to_plain(t) | {"plan_name": name, "runs_here": name in here} for name, t in listed.items()]))
         return
-    for t in TARGETS.values():
-        note = " (runs here; `cpu` means this one)" if here[:1] == [t.name] else " (runs here)" if t.name in here else ""
-        typer.echo(f"{t.name}: {', '.join(t.hardware)}{note}")
+    for name, t in listed.items():
+        note = " (runs here; `cpu` means this one)" if here[:1] == (name,) else " (runs here)" if name in here else ""
+        typer.echo(f"{name}: {', '.join(t.hardware)}{note}")
         limits = f"; {t.shared_bytes >> 10} KiB shared memory a block, {t.registers} registers a thread" if t.shared_bytes else ""
         typer.echo(f"    {', '.join(t.instructions)}; matrices of {', '.join(t.dtypes)}{limits}")
 

@@ -17,8 +17,7 @@ from farm import actors
 from farm.actors import ray, start_session
 from farm.executors import stages_of
 from farm.jobs import Built, Job, Row, Shop
-from generator.targets import cpu_targets
-from verifier.environment import cpu_flags
+from farm.rules import forms_here
 
 __all__ = ["DeviceWish", "RayExecutor", "local_wishes", "start_session"]
 
@@ -39,8 +38,7 @@ class DeviceWish:
 
 def local_wishes(targets: tuple[str, ...]) -> tuple[DeviceWish, ...]:
     """The devices of this machine that a plan's targets can use."""
-    on_cpu = tuple(t.name for t in cpu_targets(cpu_flags()))
-    return (DeviceWish("cpu", on_cpu),) if set(targets) & set(on_cpu) else ()
+    return (DeviceWish("cpu", forms_here()),) if set(targets) & set(forms_here()) else ()
 
 
 @dataclass(slots=True)

@@ -9,10 +9,15 @@ from generator.masks import MASKS
 from generator.rule_parts import Parameter
 from generator.scores import SCORES
 from generator.spec import Rule
-from generator.targets import TARGETS
+from generator.targets import CPU_TARGETS, TARGETS, cpu_targets, find_target
+from verifier.environment import cpu_flags
 
 if TYPE_CHECKING:
     from farm.fields import Reader
+
+
+#: `cpu` built for one instruction set, as a plan may name it.
+CPU_FORMS = {f"cpu-{isa}": target for isa, target in CPU_TARGETS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +57,15 @@ def known_rules(kind: str) -> dict[str, RuleReader]:
 
 def known_targets() -> tuple[str, ...]:
     """Names that a plan may give; `cpu` is the strongest instruction set of the machine that measures."""
-    return tuple(dict.fromkeys(("cpu", *TARGETS, "sm_75", "sm_80", "sm_90a")))
+    return tuple(dict.fromkeys((*TARGETS, *CPU_FORMS, "sm_75", "sm_80", "sm_90a")))
+
+
+def resolved_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
+    """Targets of a plan as what is built: `cpu` in the form of the strongest instruction set here. Raises ValueError."""
+    found = (find_target(name, cpu_flags()) for name in targets)
+    return tuple(dict.fromkeys(f"cpu-{t.isa}" if t.family == "cpu" else t.name for t in found))
+
+
+def forms_here() -> tuple[str, ...]:
+    """The forms of `cpu` that this processor runs, the strongest first."""
+    return tuple(f"cpu-{t.isa}" for t in cpu_targets(cpu_flags()))

@@ -24,11 +24,11 @@ from farm.guardian import Guardian
 from farm.jobs import Job, Row, Shop
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display
+from farm.rules import resolved_targets
 from farm.scheduler import Counts, Search, Sweep
 from farm.search import RuleSearch, Versions
 from generator.canonical import digest
-from generator.targets import find_target
-from verifier.environment import cores_given, cpu_flags
+from verifier.environment import cores_given
 
 if TYPE_CHECKING:
     from farm.ray_executor import RayExecutor
@@ -99,7 +99,10 @@ class KnownRows:
 
 def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     """Every problem of the plan that the catalog does not answer yet. Returns after the last one, or soon after a signal."""
-    plan = dataclasses.replace(plan, targets=_resolved(plan.targets))
+    try:
+        plan = dataclasses.replace(plan, targets=resolved_targets(plan.targets))
+    except ValueError as error:
+        raise InputError("", str(error)) from None
     opened = store.open(options.catalog, create=True)
     config.cache.mkdir(parents=True, exist_ok=True)
     run_id = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S-") + secrets.token_hex(4)
@@ -142,14 +145,6 @@ def _searches(plan: Plan, shop: Shop) -> Iterator[Search]:
             raise InputError("author", f"{other} is not built in yet; rules is")
     for spec, target in plan.problems():
         yield functools.partial(author.solve, spec, target)
-
-
-def _resolved(targets: tuple[str, ...]) -> tuple[str, ...]:
-    """`cpu` as the strongest instruction set of this machine; each target once. Raises InputError."""
-    try:
-        return tuple(dict.fromkeys(find_target(t, cpu_flags()).name for t in targets))
-    except ValueError as error:
-        raise InputError("", str(error)) from None
 
 
 def _expected(plan: Plan) -> int:
