@@ -15,6 +15,7 @@ from catalog.errors import NewerSchema
 from catalog.schema import COLUMNS, SCHEMA
 
 _TIMES = tuple(name for name, column in COLUMNS.items() if pa.types.is_timestamp(column.type))
+_NONE = SCHEMA.empty_table()
 _DIGITS = 16  # of the checksum at the start of a line
 
 
@@ -44,6 +45,8 @@ def _checksum(body: bytes) -> bytes:
 def to_table(records: Iterable[dict[str, Any]]) -> pa.Table:
     """Records of rows, of today's schema, as a table with every column."""
     rows = list(records)
+    if not rows:
+        return _NONE
     for row in rows:
         for name in _TIMES:
             if isinstance(row.get(name), str):

@@ -38,7 +38,8 @@ FEW_ROWS = 64
 #: Parts of at most this many bytes are read whole.
 WHOLE_BYTES = 1 << 18
 BLOCK_BYTES = 1 << 16
-ROW_GROUP_ROWS = 1 << 14
+#: Small enough that one whole row is read in a few milliseconds, large enough that footers stay small.
+ROW_GROUP_ROWS = 1 << 12
 
 #: Storage column of compacted parts: the first 15 hex digits of attempt_key as a number, for quick look-ups of duplicates.
 KEY_TAG = "key_tag"

@@ -54,7 +54,10 @@ def best(
         "spec_hash"
     ]
     made = choice.choose([row for row in rankable if row["spec_hash"] == largest], incumbent)
-    return None if made is None else catalog.get(made.row["row_id"])
+    if made is None:
+        return None
+    whole = {name: made.row[name] for name in ("row_id", "device_key", "family_hash", "status")}  # the last three prune row groups
+    return catalog.rows(None, whole).to_pylist()[0]
 
 
 def best_of_each(catalog: Catalog, filters: Any = None, columns: Iterable[str] = ()) -> list[choice.Choice]:

@@ -161,7 +161,7 @@ def verify(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Reads and checks every byte: hashes, sums of planned and ended attempts, doubled rows. Exit code 1 when something is wrong."""
+    """Reads and checks every byte: hashes, sums of planned and ended attempts, doubled rows. Exit code 1 if something is wrong."""
     from catalog import audit
     from catalog.compaction import drop_damaged as set_aside
     from farm import catalog_output as output
@@ -194,8 +194,8 @@ def compact(
     done = run(open_catalog(location), rows_per_part)
     output.print_record(
         done,
-        f"{done.parts_before} parts became {done.parts_after}: {done.current_rows} rows rewritten, {done.history_rows} superseded "
-        f"ones moved to history, {done.fenced_rows} of superseded runs dropped",
+        f"{done.parts_before} parts became {done.parts_after}: {done.current_rows} rows rewritten, {done.history_rows} "
+        f"superseded ones moved to history, {done.fenced_rows} of superseded runs dropped",
         as_json,
     )
 
