@@ -199,7 +199,10 @@ def measure(cat: store.Catalog, repeats: int) -> dict[str, Any]:
             "resident_mib_peak": max(f[2] for f in fresh),
         }
         memory = f"{held['resident_mib_peak']} MiB (imports alone {held['resident_mib_after_imports']})"
-        print(f"  {name}: {held['warm_ms']} ms warm ({held['warm_cpu_ms']} of CPU), {held['new_process_ms']} ms in a new process, {memory}", flush=True)
+        print(
+            f"  {name}: {held['warm_ms']} ms warm ({held['warm_cpu_ms']} of CPU), {held['new_process_ms']} ms in a new process, {memory}",
+            flush=True,
+        )
         results[name] = held
     return results
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from catalog import lines, schema
 from catalog.errors import DamagedFile, storage_errors
@@ -34,11 +37,23 @@ def stem(run_id: str, writer_id: str, counter: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JournalContents:
-    """What could be read of a journal. damaged: whole lines that are not what was written (a torn last line is no damage)."""
+    """What could be read of a journal: its rows as lines of JSON, and the schema version that they have.
 
-    name: str
-    rows: tuple[dict[str, Any], ...]
+    damaged: how many whole lines are not what was written (a torn last line is no damage).
+    """
+
+    rows: tuple[bytes, ...] = ()
+    version: int = 0
     damaged: int = 0
+
+    def table(self) -> pa.Table:
+        """The rows as a table of today's schema."""
+        return lines.to_table(self.rows, self.version)
+
+    @property
+    def last_sequence(self) -> int:
+        """0 when there is no row."""
+        return json.loads(self.rows[-1])["sequence"] if self.rows else 0
 
 
 class JournalWriter:
@@ -52,11 +67,11 @@ class JournalWriter:
         self._descriptor = -1
         self._torn = False
         header = {"journal": 1, "schema_version": schema.SCHEMA_VERSION, "run_id": run_id, "writer_id": writer_id}
-        self._header = lines.encode(header)
+        self._header = lines.with_checksum(lines.encode(header))
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Writes rows and waits until they are on the disk. Raises StorageError, and then none of them counts as stored."""
-        data = b"".join(lines.encode(row) for row in rows)
+        data = b"".join(lines.with_checksum(lines.encode(row)) for row in rows)
         with storage_errors("appending rows", str(self.path)):
             if self._descriptor < 0:
                 self._open()
@@ -109,16 +124,16 @@ def read(path: Path) -> JournalContents:
         data = path.read_bytes()
     whole, _, torn = data.rpartition(b"\n")
     if not whole:
-        return JournalContents(path.name, ())  # killed before its first line was whole
+        return JournalContents()  # killed before its first line was whole
     first, *others = whole.split(b"\n")
-    header = lines.decode(first)
-    if header is None or "journal" not in header:
+    header = lines.checked(first)
+    if header is None:
         raise DamagedFile(f"{path}: the first line is not what was written; move the file away to go on without its rows")
-    if header["schema_version"] > schema.SCHEMA_VERSION:
-        raise lines.newer_schema(str(path), header["schema_version"])
-    records = [lines.decode(line) for line in others if line]
-    kept = tuple(record for record in records if record is not None)
-    return JournalContents(path.name, kept, len(records) - len(kept))
+    if (version := json.loads(header)["schema_version"]) > schema.SCHEMA_VERSION:
+        raise lines.newer_schema(str(path), version)
+    rows = [lines.checked(line) for line in others if line]
+    kept = tuple(row for row in rows if row is not None)
+    return JournalContents(kept, version, len(rows) - len(kept))
 
 
 @contextlib.contextmanager

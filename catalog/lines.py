@@ -1,57 +1,64 @@
-"""Rows as checked lines of text: the form of journals and of parts with few rows. Knows no file."""
+"""Rows as lines of JSON: the form of journals (each line with a checksum) and of parts with few rows. Knows no file."""
 
 from __future__ import annotations
 
 import datetime as dt
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.json as pajson
 
 from catalog import schema
 from catalog.errors import NewerSchema
-from catalog.schema import COLUMNS, SCHEMA
+from catalog.upgrade import upgrade_record
 
-_TIMES = tuple(name for name, column in COLUMNS.items() if pa.types.is_timestamp(column.type))
-_NONE = SCHEMA.empty_table()
-_DIGITS = 16  # of the checksum at the start of a line
+_NONE = schema.SCHEMA.empty_table()
+_PARSE = pajson.ParseOptions(explicit_schema=schema.SCHEMA, unexpected_field_behavior="ignore")
+_BLOCK_BYTES = 16 << 20  # a line is no longer than this
+_DIGITS = 16  # of the checksum at the start of a journal's line
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """One line: 16 hex digits of the SHA-256 of the JSON, a blank, the JSON, a line end. Columns that are None are left out."""
+    """A record as one line of ASCII JSON without its line end; columns that are None are left out."""
     plain = {
         name: value.isoformat() if isinstance(value, dt.datetime) else value
         for name, value in record.items()
         if value is not None
     }
-    body = json.dumps(plain, separators=(",", ":")).encode()
-    return _checksum(body) + b" " + body + b"\n"
+    return json.dumps(plain, separators=(",", ":")).encode()
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The record of a line without its line end; None when the line is not whole or not what was written."""
-    if line[_DIGITS : _DIGITS + 1] != b" " or _checksum(line[_DIGITS + 1 :]) != line[:_DIGITS]:
-        return None
-    record: dict[str, Any] = json.loads(line[_DIGITS + 1 :])
-    return record
+def with_checksum(line: bytes) -> bytes:
+    """16 hex digits of its SHA-256, a blank, the line, a line end."""
+    return _checksum(line) + b" " + line + b"\n"
 
 
-def _checksum(body: bytes) -> bytes:
-    return hashlib.sha256(body).hexdigest()[:_DIGITS].encode()
+def checked(text: bytes) -> bytes | None:
+    """The line in a text that `with_checksum` made, its line end cut off; None when that is not what was written."""
+    line = text[_DIGITS + 1 :]
+    return line if text[:_DIGITS] == _checksum(line) and text[_DIGITS : _DIGITS + 1] == b" " else None
 
 
-def to_table(records: Iterable[dict[str, Any]]) -> pa.Table:
-    """Records of rows, of today's schema, as a table with every column."""
-    rows = list(records)
+def _checksum(line: bytes) -> bytes:
+    return hashlib.sha256(line).hexdigest()[:_DIGITS].encode()
+
+
+def to_table(rows: Sequence[bytes], version: int) -> pa.Table:
+    """Lines of rows of one schema version as a table of today's schema, in their order."""
     if not rows:
         return _NONE
-    for row in rows:
-        for name in _TIMES:
-            if isinstance(row.get(name), str):
-                row[name] = dt.datetime.fromisoformat(row[name])
-    return pa.Table.from_pylist(rows, schema=SCHEMA)
+    if version == schema.SCHEMA_VERSION:
+        text = pa.BufferReader(b"\n".join(rows) + b"\n")
+        return pajson.read_json(text, pajson.ReadOptions(block_size=_BLOCK_BYTES), _PARSE)
+    records = [upgrade_record(json.loads(row)) for row in rows]
+    for name in schema.TIME_COLUMNS:
+        for record in records:
+            if record.get(name) is not None:
+                record[name] = dt.datetime.fromisoformat(record[name])
+    return pa.Table.from_pylist(records, schema=schema.SCHEMA)
 
 
 def newer_schema(source: str, version: int) -> NewerSchema:

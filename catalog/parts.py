@@ -8,13 +8,12 @@ read without parsing twenty thousand Parquet footers.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import hashlib
 import io
+import json
 import re
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ import pyarrow.parquet as pq
 from catalog import lines, schema
 from catalog.errors import DamagedFile
 from catalog.locations import Location
-from catalog.upgrade import conform, upgrade_record, upgrade_table
+from catalog.upgrade import conform, upgrade_table
 from generator.canonical import digest_bytes
 
 SUFFIX = ".parquet"
@@ -51,10 +50,10 @@ HOT = (
 )  # fmt: skip
 _SORTED_BY = [("device_key", "ascending"), ("family_hash", "ascending"), ("shape_bucket", "ascending"), ("status", "descending")]
 _VERSION_KEY = b"kernel_farm_schema_version"
-_LINES_KEY = b"kernel_farm_lines"
-_LINES = re.compile(re.escape(_LINES_KEY) + rb".{2,8}?<([A-Za-z0-9+/=]*)>", re.DOTALL)
+_LINES_KEY = b"kernel_farm_lines\x01"
+_LINES = re.compile(re.escape(_LINES_KEY) + rb".{2,8}?<(\d+) (\d+)>", re.DOTALL)
 _NAME = re.compile(r"([\w-]+)\.([\w-]+)\.(\d{6,})\.s(\d+)\.n(\d+)\.([0-9a-f]{64})\.parquet", re.ASCII)
-#: Reading more columns than this, it pays to look first which row groups have a match.
+#: Reading more columns than this beyond the hot ones, it pays to look first which row groups have a match.
 _WIDE = 12
 _STORED = pa.schema([*schema.SCHEMA, pa.field(KEY_TAG, pa.int64())])
 _FORMAT = pads.ParquetFileFormat()
@@ -113,8 +112,9 @@ def encode(table: pa.Table, *, compacted: bool = False) -> bytes:
 
 
 def _pack(rows: list[dict[str, Any]]) -> bytes:
-    """Rows as lines in an alphabet that cannot hold the key they are found by."""
-    return b"<" + base64.b64encode(zlib.compress(b"".join(map(lines.encode, rows)), 1)) + b">"
+    """<schema version, length> and the rows as lines: ASCII without control characters, so that none holds the key."""
+    text = b"\n".join(map(lines.encode, rows))
+    return b"<%d %d>%b" % (schema.SCHEMA_VERSION, len(text), text)
 
 
 def publish(location: Location, folder: str, stem: str, table: pa.Table, *, compacted: bool = False) -> PartName:
@@ -151,8 +151,8 @@ def verify_bytes(name: PartName, data: bytes, path: str) -> None:
         raise _damaged(path, f"it is no Parquet file ({error})") from None
     if table.num_rows != name.num_rows:
         raise _damaged(path, f"it has {table.num_rows} rows and not {name.num_rows}")
-    records = _records_of(data)
-    if records is not None and [r["row_id"] for r in records] != table["row_id"].to_pylist():
+    few = _few_rows_of(data)
+    if few is not None and [json.loads(row)["row_id"] for row in few.rows] != table["row_id"].to_pylist():
         raise _damaged(path, "its lines and its columns differ")
 
 
@@ -179,25 +179,44 @@ class Part:
     def has_few_rows(self) -> bool:
         return self.name.num_rows <= FEW_ROWS and self._size <= WHOLE_BYTES
 
-    def records(self) -> list[dict[str, Any]] | None:
-        """The rows of a part with few, from its lines; None where it has none. Raises FileNotFoundError, DamagedFile."""
-        records = _records_of(self._whole())
-        if (newest := max((r["schema_version"] for r in records or ()), default=0)) > schema.SCHEMA_VERSION:
-            raise lines.newer_schema(self.path, newest)
-        return None if records is None else [upgrade_record(r) for r in records]
+    def few_rows(self) -> FewRows:
+        """The rows of a part with few, without parsing Parquet. Raises FileNotFoundError, DamagedFile, NewerSchema."""
+        few = _few_rows_of(self._whole())
+        if few is None:
+            raise _damaged(self.path, "it has few rows, and not as lines")
+        if few.version > schema.SCHEMA_VERSION:
+            raise lines.newer_schema(self.path, few.version)
+        return few
 
     @functools.cached_property
     def fragment(self) -> pads.ParquetFileFragment:
         """The part as a fragment of a dataset, its footer read. Raises FileNotFoundError, DamagedFile, NewerSchema."""
-        source = pa.BufferReader(self._whole()) if self._size <= WHOLE_BYTES else pa.PythonFile(_BlockFile(self), mode="r")
         try:
-            fragment = _FORMAT.make_fragment(source)
+            fragment = _FORMAT.make_fragment(self._source)
             fragment.ensure_complete_metadata()
         except pa.ArrowException as error:
             raise _damaged(self.path, f"it is no Parquet file ({error})") from None
         if (version := _version(fragment)) > schema.SCHEMA_VERSION:
             raise lines.newer_schema(self.path, version)
         return fragment
+
+    @functools.cached_property
+    def _source(self) -> pa.NativeFile:
+        return pa.BufferReader(self._whole()) if self._size <= WHOLE_BYTES else pa.PythonFile(_BlockFile(self), mode="r")
+
+    def fragment_with_matches(self, where: pc.Expression) -> pads.ParquetFileFragment | None:
+        """The fragment cut down to the row groups that have a matching row, found by reading just the condition's columns."""
+        wanted = table_schema(names_in(where))
+        likely = self.fragment.subset(where, schema=wanted)
+        if not likely.row_groups:
+            return None
+        file = pq.ParquetFile(self._source, metadata=self.fragment.metadata)
+        held = [name for name in wanted.names if name in self.fragment.physical_schema.names]
+        table = conform(file.read_row_groups([group.id for group in likely.row_groups], columns=held, use_threads=False), wanted)
+        hits = table.append_column("position", pa.array(np.arange(table.num_rows))).filter(where)["position"].to_numpy()
+        ends = np.cumsum([group.num_rows for group in likely.row_groups])
+        groups = np.unique(np.searchsorted(ends, hits, side="right"))
+        return self.fragment.subset(row_group_ids=[likely.row_groups[g].id for g in groups]) if len(groups) else None
 
     @property
     def is_current(self) -> bool:
@@ -225,12 +244,24 @@ class Part:
         return stored[:-32]
 
 
-def _records_of(data: bytes) -> list[dict[str, Any]] | None:
-    match = _LINES.match(data, data.rfind(_LINES_KEY)) if _LINES_KEY in data else None
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """The rows of a small part as lines of JSON, and their schema version."""
+
+    rows: tuple[bytes, ...]
+    version: int
+
+    def table(self) -> pa.Table:
+        return lines.to_table(self.rows, self.version)
+
+
+def _few_rows_of(data: bytes) -> FewRows | None:
+    at = data.rfind(_LINES_KEY)
+    match = _LINES.match(data, at) if at >= 0 else None
     if match is None:
         return None
-    records = [lines.decode(line) for line in zlib.decompress(base64.b64decode(match[1])).splitlines()]
-    return [r for r in records if r is not None]
+    text = data[match.end() : match.end() + int(match[2])]
+    return FewRows(tuple(text.split(b"\n")), int(match[1]))
 
 
 def _version(fragment: pads.ParquetFileFragment) -> int:
@@ -293,13 +324,14 @@ class _BlockFile(io.RawIOBase):
 
 def read_parts(parts: Sequence[Part], columns: Sequence[str], where: pc.Expression | None = None) -> pa.Table:
     """Chosen columns of the rows of many parts that satisfy an expression; row groups without such a row are not read."""
-    current = [part.fragment for part in parts if part.is_current]
-    tables = [_schema_of(columns).empty_table()]
+    tables = [table_schema(columns).empty_table()]
     with _reading(parts):
-        if where is not None and len(columns) > _WIDE:
-            current = [held for fragment in current if (held := _with_matches(fragment, where)) is not None]
-        if current:
-            tables.append(_scan(current, columns, where))
+        fragments = [part.fragment for part in parts if part.is_current]
+        if where is not None and len(set(columns).difference(HOT)) > _WIDE:
+            found = [part.fragment_with_matches(where) for part in parts if part.is_current]
+            fragments = [fragment for fragment in found if fragment is not None]
+        if fragments:
+            tables.append(_scan(fragments, columns, where))
         for part in parts:
             if not part.is_current:
                 table = upgrade_table(part.fragment.to_table(), _version(part.fragment))
@@ -313,27 +345,16 @@ def names_in(where: pc.Expression | None) -> tuple[str, ...]:
     return tuple(name for name in _STORED.names if name in text)
 
 
-def _schema_of(columns: Iterable[str]) -> pa.Schema:
+def table_schema(columns: Iterable[str]) -> pa.Schema:
+    """These columns, the storage column among them, as a schema."""
     return pa.schema([_STORED.field(name) for name in columns])
 
 
 def _scan(fragments: Sequence[pads.ParquetFileFragment], columns: Sequence[str], where: pc.Expression | None) -> pa.Table:
     options = pads.ParquetFragmentScanOptions(pre_buffer=True)
-    dataset = pads.FileSystemDataset(fragments, _STORED, _FORMAT)
+    known = table_schema(dict.fromkeys([*columns, *names_in(where)]))
+    dataset = pads.FileSystemDataset(fragments, known, _FORMAT)
     return dataset.to_table(columns=list(columns), filter=where, fragment_scan_options=options)
-
-
-def _with_matches(fragment: pads.ParquetFileFragment, where: pc.Expression) -> pads.ParquetFileFragment | None:
-    """The fragment cut down to the row groups that have a matching row, found by reading just the columns of the condition."""
-    likely = fragment.subset(where, schema=_STORED)
-    if not likely.row_groups:
-        return None
-    names = names_in(where)
-    table = _scan([likely], names, None)
-    hits = table.append_column("position", pa.array(np.arange(table.num_rows))).filter(where)["position"].to_numpy()
-    ends = np.cumsum([group.num_rows for group in likely.row_groups])
-    groups = np.unique(np.searchsorted(ends, hits, side="right"))
-    return fragment.subset(row_group_ids=[likely.row_groups[g].id for g in groups]) if len(groups) else None
 
 
 @contextlib.contextmanager

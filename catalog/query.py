@@ -56,7 +56,9 @@ def best(
     made = choice.choose([row for row in rankable if row["spec_hash"] == largest], incumbent)
     if made is None:
         return None
-    whole = {name: made.row[name] for name in ("row_id", "device_key", "family_hash", "status")}  # the last three prune row groups
+    whole = {
+        name: made.row[name] for name in ("row_id", "device_key", "family_hash", "status")
+    }  # the last three prune row groups
     return catalog.rows(None, whole).to_pylist()[0]
 
 

@@ -18,7 +18,6 @@ from catalog.locations import Location
 from catalog.parts import KEY_TAG, Part, PartName, key_tag, names_in, read_parts
 from catalog.schema import SCHEMA
 from catalog.snapshot import ROWS, Snapshot
-from catalog.upgrade import upgrade_record
 from verifier.records import REASONS
 
 #: What is needed to tell which of two rows of one attempt counts, and whether a row is fenced.
@@ -34,7 +33,7 @@ class PartCache:
     def __init__(self, location: Location) -> None:
         self._location = location
         self._parts: dict[str, Part] = {}
-        self._few: dict[PartName, None] = {}
+        self._few: set[str] = set()
         self._few_rows = SCHEMA.empty_table()
 
     def part(self, name: PartName, size: int) -> Part:
@@ -47,21 +46,24 @@ class PartCache:
 
     def few_rows(self, parts: Iterable[tuple[PartName, int]], damaged: Callable[[CatalogError], None]) -> pa.Table:
         """All columns of the rows of parts with few; `damaged` is told of those that cannot be read."""
-        names = dict.fromkeys(name for name, _ in parts)
-        if not self._few.keys() <= names.keys():
-            self._few, self._few_rows = {}, SCHEMA.empty_table()
-        records: list[dict[str, Any]] = []
-        read: dict[PartName, None] = {}
+        parts = list(parts)
+        if not self._few <= {str(name) for name, _ in parts}:
+            self._few, self._few_rows = set(), SCHEMA.empty_table()
+        fresh: dict[int, list[bytes]] = {}
+        read = set()
         for name, size in parts:
-            if name not in self._few:
+            if (text := str(name)) not in self._few:
                 try:
-                    records += Part(self._location, f"{ROWS}/{name}", name, size).records() or []
-                    read[name] = None
+                    few = Part(self._location, f"{ROWS}/{text}", name, size).few_rows()
                 except (DamagedFile, NewerSchema) as error:
                     damaged(error)
-        table = self._few_rows if not records else pa.concat_tables([self._few_rows, lines.to_table(records)])
+                    continue
+                fresh.setdefault(few.version, []).extend(few.rows)
+                read.add(text)
+        tables = [lines.to_table(rows, version) for version, rows in fresh.items()]
+        table = pa.concat_tables([self._few_rows, *tables]) if tables else self._few_rows
         if table.num_rows <= _CACHED_FEW_ROWS:
-            self._few, self._few_rows = {**self._few, **read}, table.combine_chunks()
+            self._few, self._few_rows = self._few | read, table.combine_chunks()
         return table
 
 
@@ -152,20 +154,18 @@ class View:
     def _few_and_live(self) -> pa.Table:
         """Every column of the rows of small parts and of journals."""
         few = self._cache.few_rows(self._few, self._damaged)
-        return pa.concat_tables([few, lines.to_table(self._journal_records())])
+        return pa.concat_tables([few, *self._journal_tables()])
 
-    def _journal_records(self) -> list[dict[str, Any]]:
-        records: list[dict[str, Any]] = []
+    def _journal_tables(self) -> Iterator[pa.Table]:
         for path, _ in self.snapshot.journals:
             try:
                 held = journal.read(path)
             except (DamagedFile, NewerSchema) as error:
                 self._damaged(error)
                 continue
-            records += [upgrade_record(row) for row in held.rows]
             if held.damaged:
                 self.problems.append(f"{path}: {held.damaged} damaged lines")
-        return records
+            yield held.table()
 
     @functools.cached_property
     def _many(self) -> list[tuple[PartName, int]]:

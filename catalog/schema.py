@@ -42,6 +42,9 @@ SCHEMA = pa.schema(
 #: Columns whose value is the name of an artifact.
 ARTIFACT_COLUMNS = tuple(c.name for c in COLUMNS.values() if c.about.startswith("artifact:"))
 
+#: Columns of times.
+TIME_COLUMNS = tuple(c.name for c in COLUMNS.values() if pa.types.is_timestamp(c.type))
+
 #: Columns that every row has; the rest of them is filled in by `make_row` or by the writer.
 REQUIRED = ("attempt_key", "reason_code", "spec", "target", "translator_version", "harness_version")
 #: Columns without which a verified kernel could not be served.

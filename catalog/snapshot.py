@@ -66,7 +66,7 @@ def take(location: Location, journals: Path, *, allow_missing: bool = False) -> 
     loose = [(name, sizes[text]) for text, name in parts.items() if text not in hidden and name.run_id != COMPACTED]
     sealed = {name.stem for name, _ in loose}
     return Snapshot(
-        loose=tuple(sorted(loose)),
+        loose=tuple(sorted(loose, key=lambda entry: entry[0].stem)),
         compacted=tuple((parts[text], sizes[text]) for text in compaction.parts if text in parts),
         history=tuple((parts[text], sizes[text]) for text in compaction.history if text in parts),
         journals=tuple((path, size) for path, size in open_journals if path.name.removesuffix(journal.SUFFIX) not in sealed),

@@ -14,14 +14,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from catalog import journal, lines, marks
+from catalog import journal, marks
 from catalog.errors import CatalogError, FencedRun
 from catalog.journal import JournalWriter
 from catalog.locations import Location
 from catalog.parts import PartName, publish
 from catalog.schema import COLUMNS, make_row, seal_row
 from catalog.snapshot import COMPACTED, JOURNALS, ROWS, Snapshot
-from catalog.upgrade import upgrade_record
 
 #: A journal is sealed when it has this many rows, bytes or seconds, whichever comes first, and when its writer closes.
 SEAL_ROWS = 1000
@@ -136,8 +135,7 @@ def seal_journal(location: Location, path: Path) -> PartName | None:
     held = journal.read(path)
     name = None
     if held.rows:
-        table = lines.to_table(upgrade_record(row) for row in held.rows)
-        name = publish(location, ROWS, path.name.removesuffix(journal.SUFFIX), table)
+        name = publish(location, ROWS, path.name.removesuffix(journal.SUFFIX), held.table())
     if held.damaged:
         path.rename(path.with_suffix(".damaged"))  # its good rows are in the part; the rest is for a person to look at
     else:
@@ -166,7 +164,7 @@ def next_sequence(snapshot: Snapshot) -> int:
     last = [snapshot.compaction.last_sequence, *(name.last_sequence for name, _ in snapshot.loose)]
     for path, _ in snapshot.journals:
         try:
-            last += [row["sequence"] for row in journal.read(path).rows[-1:]]
+            last.append(journal.read(path).last_sequence)
         except (FileNotFoundError, CatalogError):
             continue
     return max(last) + 1
