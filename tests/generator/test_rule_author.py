@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from dense_attention import Arrays, attention, random_call
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from generator.authors.reasoning import erase
 from generator.authors.rules import RuleAuthor
@@ -88,6 +90,26 @@ def test_every_mask_and_score_means_what_it_says(masks: str, scores: str) -> Non
         expected_o, expected_lse = attention(spec, call)
         np.testing.assert_allclose(o, expected_o, atol=1e-12)
         np.testing.assert_allclose(lse, expected_lse, atol=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    masks=st.sampled_from(sorted(MASKS)),
+    scores=st.sampled_from(sorted(SCORES)),
+    heads=st.sampled_from([(1, 1), (2, 1), (4, 2)]),
+    lengths=st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(0, 40)),
+    dims=st.tuples(st.integers(1, 9), st.integers(1, 9)),
+    tiles=st.tuples(st.sampled_from([1, 8, 16]), st.sampled_from([1, 8, 32])),
+    scale=st.sampled_from([None, -1.0, 3.0]),
+)
+def test_any_lengths_dims_and_tiles(masks, scores, heads, lengths, dims, tiles, scale) -> None:
+    spec = make_spec(
+        num_heads=heads[0], num_kv_heads=heads[1], batch=lengths[0], seqlen_q=lengths[1], seqlen_k=lengths[2],
+        head_dim=dims[0], head_dim_v=dims[1], masks=MASKS[masks], scores=SCORES[scores], softmax_scale=scale,
+    )  # fmt: skip
+    call = random_call(spec)
+    for found, expected in zip(interpret(spec, call, program=filled(spec, *tiles)), attention(spec, call), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-11)
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)

@@ -43,6 +43,15 @@ def test_the_rules_of_the_package_are_sound(rule: MaskRule | ScoreRule) -> None:
     assert rule_problems(rule) == []
 
 
+def test_the_documentation_names_every_rule_as_it_is() -> None:
+    text = (EXAMPLES.parents[1] / "docs" / "rules.md").read_text()
+    for rule in (*MASKS.values(), *SCORES.values()):
+        line = next(line for line in text.splitlines() if line.startswith(f"| `{rule.name}` |"))
+        said = rule.visible if isinstance(rule, MaskRule) else rule.extra_logit or rule.value
+        assert f"`{said}`" in line and all(f"`{p.name}`" in line for p in rule.parameters)
+        assert all(f"`{c.name}`" in line for c in rule.captured)
+
+
 @pytest.mark.parametrize("name", [p.stem for p in sorted(EXAMPLES.glob("*.py"))])
 def test_examples_give_kernels_that_agree_with_their_dense_functions(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, (kind, use) = example(name), USES[name]
