@@ -176,8 +176,11 @@ class Arena:
     def poison_outputs(self) -> None:
         for slot in self.slots:
             if slot.written:
-                first, last = self._extents[slot.name]
-                self.bytes[first:last].view(np.uint16)[:] = POISON
+                self.poison_output(slot.name)
+
+    def poison_output(self, name: str) -> None:
+        first, last = self._extents[name]
+        self.bytes[first:last].view(np.uint16)[:] = POISON
 
     def seal(self) -> None:
         """Keep private copies of the inputs, to see later whether a candidate changed them."""

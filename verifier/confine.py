@@ -39,8 +39,8 @@ _READ_FILES = {
 }  # fmt: skip
 #: Harmless questions that libraries ask and can do without: refused, not punished.
 _REFUSED = {
-    "open": 2, "rt_sigaction": 13, "mlock": 149, "prctl": 157, "sched_setaffinity": 203, "mbind": 237, "set_mempolicy": 238,
-    "openat": 257, "memfd_create": 319, "openat2": 437,
+    "open": 2, "rt_sigaction": 13, "getsockname": 51, "mlock": 149, "prctl": 157, "sched_setaffinity": 203, "mbind": 237,
+    "set_mempolicy": 238, "openat": 257, "memfd_create": 319, "openat2": 437,
 }  # fmt: skip
 _OPENAT, _TGKILL = 257, 234
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC

@@ -20,24 +20,21 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, ClassVar
 
 from generator.canonical import digest_bytes, to_plain
 from generator.translate.records import Launch
 from verifier.arena import Arena, Memory
 from verifier.children import kill_group
+from verifier.nursery import NurseryDied, Nursling, nursery_for
 from verifier.sandbox_child import PACKET_BYTES
-
-_PACKAGES = str(Path(__file__).resolve().parent.parent)
-_BOOT = "import json,sys; sys.path[:0]=[sys.argv[1]]; from verifier.sandbox_child import main; main(json.loads(sys.argv[2]))"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +51,13 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The call came back; `result` is "done" or what the launcher said. wall_s: on this process's clock."""
+    """The call came back; `result` is "done" or what the launcher said. wall_s: on this process's clock. facts: what else it
+    said.
+    """
 
     result: str
     wall_s: float
+    facts: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +103,16 @@ class Sandbox:
     timeout.
     """
 
+    program = "verifier.sandbox_child"
+    #: Little, and an allocator that hands out dirty memory, so that scratch nobody wrote is noticed; idle threads sleep.
+    environment: ClassVar[Mapping[str, str]] = {
+        "PATH": "/usr/bin:/bin",
+        "LC_ALL": "C",
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "MALLOC_PERTURB_": "165",
+        "GLIBC_TUNABLES": "glibc.malloc.perturb=165:glibc.malloc.mmap_threshold=1073741824",
+    }
+
     def __init__(self, binary: bytes, launch: Launch, num_threads: int, limits: SandboxLimits | None = None) -> None:
         self.limits = limits or SandboxLimits()
         self.memory = Memory()
@@ -111,7 +121,7 @@ class Sandbox:
         self._channel, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._folder = tempfile.mkdtemp(prefix="farm-sandbox-")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Nursling | None = None
         self._threads = 0
 
     # ------------------------------------------------------------------------------------------------------- life
@@ -133,25 +143,26 @@ class Sandbox:
             with os.fdopen(os.dup(binary), "wb") as file:
                 file.write(self._binary)
             facts = {
-                "parent": os.getpid(),
-                "channel": self._theirs.fileno(),
-                "arena": self.memory.handle,
-                "binary": binary,
                 "launch": to_plain(self._launch),
                 "hash": digest_bytes(self._binary),
                 "num_threads": self._num_threads,
                 "openmp": openmp_of_torch(),
                 "cpu_s": self.limits.cpu_s,
                 "memory_bytes": self.limits.memory_bytes + (1 << 27) * self._num_threads,
+                **self._more_facts(),
             }
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _BOOT, _PACKAGES, json.dumps(facts)],
-                stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, cwd=self._folder, env=self._environment(),
-                pass_fds=(self._theirs.fileno(), self.memory.handle, binary), start_new_session=True,
-            )  # fmt: skip
+            handles = (self._theirs.fileno(), self.memory.handle, binary)
+            nursery = nursery_for(self.program, self.environment)
+            self._process = nursery.spawn(facts, handles, self._log.fileno(), self._folder, self.limits.start_s)
+        except NurseryDied as error:
+            raise CannotStart(f"the process that starts children died: {error}") from None
         finally:
             os.close(binary)
         self._theirs.close()
+        self.hear_start()
+
+    def hear_start(self) -> None:
+        """Wait for the child to say which fences are up and that it is ready. Raises CannotStart."""
         started = self._hear("start", self.limits.start_s)
         if not isinstance(started, dict):
             raise CannotStart(f"the candidate could not be loaded: {started}" + self._tail())
@@ -160,12 +171,9 @@ class Sandbox:
         self.fences = started["fences"]
         self._threads = self._count_threads()
 
-    def _environment(self) -> dict[str, str]:
-        """Little, and an allocator that hands out dirty memory, so that scratch nobody wrote is noticed."""
-        return {
-            "PATH": "/usr/bin:/bin", "TMPDIR": self._folder, "LC_ALL": "C", "OMP_WAIT_POLICY": "PASSIVE",
-            "MALLOC_PERTURB_": "165", "GLIBC_TUNABLES": "glibc.malloc.perturb=165:glibc.malloc.mmap_threshold=1073741824",
-        }  # fmt: skip
+    def _more_facts(self) -> dict[str, Any]:
+        """What another program than the usual one is told besides."""
+        return {}
 
     def close(self) -> None:
         """Kill the group, whatever state it is in, and give everything back."""
@@ -188,24 +196,23 @@ class Sandbox:
     def lay_out(self, arena: Arena, *, guards: bool = True, writable_inputs: bool = True) -> Outcome:
         """Map the arena. guards: bands around tensors that nobody may touch; without, they are memory, checked afterwards."""
         segments = [[s.offset, s.length, s.kind, s.address] for s in arena.segments]
-        return self._ask(
+        return self.ask(
             {"do": "map", "size": arena.size, "segments": segments, "guards": guards, "writable_inputs": writable_inputs},
             self.limits.start_s,
         )
 
     def run(self, arena: Arena, tensors: Sequence[tuple[str, tuple[int, ...]]], scalars: Sequence[int | float]) -> Outcome:
         """Call the kernel once. tensors: slot and strides (elements) of each parameter, in launch order; scalars likewise."""
+        call = {"addresses": [arena.address_of(name) for name, _ in tensors], **self.numbers(tensors, scalars)}
+        return self.ask({"do": "run", **call}, self.limits.run_s)
+
+    def numbers(self, tensors: Sequence[tuple[str, tuple[int, ...]]], scalars: Sequence[int | float]) -> dict[str, Any]:
         pairs = list(zip(self._launch.scalars, scalars, strict=True))
-        return self._ask(
-            {
-                "do": "run",
-                "addresses": [arena.address_of(name) for name, _ in tensors],
-                "strides": [stride for _, strides in tensors for stride in strides],
-                "ints": [int(value) for scalar, value in pairs if scalar.dtype == "i32"],
-                "floats": [float(value) for scalar, value in pairs if scalar.dtype != "i32"],
-            },
-            self.limits.run_s,
-        )
+        return {
+            "strides": [stride for _, strides in tensors for stride in strides],
+            "ints": [int(value) for scalar, value in pairs if scalar.dtype == "i32"],
+            "floats": [float(value) for scalar, value in pairs if scalar.dtype != "i32"],
+        }
 
     def extra_threads(self) -> int:
         """Threads that the child has now beyond those it had before its first run."""
@@ -217,17 +224,19 @@ class Sandbox:
         except OSError:
             return self._threads
 
-    def _ask(self, question: dict[str, Any], limit_s: float) -> Outcome:
+    def ask(self, question: dict[str, Any], limit_s: float) -> Outcome:
+        """Send a question and wait for its answer; the time from one to the other is measured here."""
         nonce = secrets.token_hex(16)
-        started = time.monotonic()
+        packet = json.dumps({**question, "nonce": nonce}).encode()
+        self._channel.settimeout(limit_s)
+        started = time.perf_counter()
         try:
-            self._channel.send(json.dumps({**question, "nonce": nonce}).encode())
+            self._channel.send(packet)
         except (BrokenPipeError, ConnectionError):
             return self._death()
         answer = self._hear(nonce, limit_s)
-        if isinstance(answer, dict):
-            return Ran(answer.get("result", "done"), time.monotonic() - started)
-        return answer
+        wall_s = time.perf_counter() - started
+        return Ran(answer.pop("result", "done"), wall_s, answer) if isinstance(answer, dict) else answer
 
     def _hear(self, nonce: str, limit_s: float) -> dict[str, Any] | Died | TimedOut:
         """The packet that carries the nonce; any other is not from our code and is dropped."""

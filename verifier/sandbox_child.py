@@ -66,17 +66,24 @@ class Room:
 
 
 class Child:
-    """Answers one question at a time until the channel closes."""
+    """Answers one question at a time, until the channel closes or a question says to stop."""
 
-    def __init__(self, channel: socket.socket, arena: int, kernel: CpuKernel) -> None:
-        self._channel, self._kernel = channel, kernel
+    def __init__(self, channel: socket.socket, arena: int) -> None:
+        self._channel = channel
         self._room = Room(arena)
-        self._block: CallBlock = kernel.block()
+        self._kernel: CpuKernel | None = None
+        self._block: CallBlock | None = None
+
+    def take(self, kernel: CpuKernel) -> None:
+        """The candidate, once it is loaded."""
+        self._kernel, self._block = kernel, kernel.block()
 
     def serve(self) -> None:
         while packet := self._channel.recv(PACKET_BYTES):
             question = json.loads(packet)
             self._answer(question["nonce"], **self._do(question))
+            if question["do"] == "stop":
+                return
 
     def _answer(self, nonce: str, **facts: Any) -> None:
         self._channel.send(json.dumps({"nonce": nonce, **facts}).encode())
@@ -87,16 +94,23 @@ class Child:
                 self._room.lay_out(question["size"], question["segments"], question["guards"], question["writable_inputs"])
                 return {"base": self._room.base}
             case "run":
-                self._block.set_pointers([self._room.address(offset) for offset in question["addresses"]])
-                self._block.set_strides(question["strides"])
-                self._block.set_scalars(question["ints"], question["floats"])
-                return {"result": self._run()}
+                assert self._block is not None
+                self.fill(self._block, question["addresses"], question)
+                return {"result": self._run(self._block)}
+            case "stop":
+                return {}
             case other:
-                raise ValueError(f"do: expected map or run, found {other!r}")
+                raise ValueError(f"do: expected map, run or stop, found {other!r}")
 
-    def _run(self) -> str:
+    def fill(self, block: CallBlock, addresses: list[int], numbers: dict[str, Any]) -> None:
+        block.set_pointers([self._room.address(offset) for offset in addresses])
+        block.set_strides(numbers["strides"])
+        block.set_scalars(numbers["ints"], numbers["floats"])
+
+    def _run(self, block: CallBlock) -> str:
+        assert self._kernel is not None
         try:
-            self._kernel.run(self._block)
+            self._kernel.run(block)
             return "done"
         except (MemoryError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
@@ -113,19 +127,13 @@ def read_all(handle: int) -> bytes:
     return os.pread(handle, os.fstat(handle).st_size, 0)
 
 
-def main(facts: dict[str, Any]) -> None:
-    """facts: parent, channel, arena, binary (descriptors), launch, hash, openmp (a path), num_threads, cpu_s, memory_bytes."""
-    confine.bound_to_parent(facts["parent"])
-    confine.limit(facts["cpu_s"], facts["memory_bytes"])
-    channel = socket.socket(fileno=facts["channel"])
+def fenced_kernel(
+    facts: dict[str, Any], binary: bytes, channel: socket.socket, parallel: int, fences: dict[str, bool]
+) -> CpuKernel | None:
+    """Put the fences up and load the candidate behind them; says on the channel that it did, or why not."""
     launch: Launch = launch_from_plain(facts["launch"])
-    binary = read_all(facts["binary"])
     seal(binary)
-    fences = {"no_network": confine.no_network(), "no_new_privileges": confine.no_new_privileges()}
-    if facts["openmp"]:
-        ctypes.CDLL(facts["openmp"])
-    ctypes.CDLL("libm.so.6")
-    parallel = parallel_pointer()  # the runtime's file is opened while files can be
+    fences["no_new_privileges"] = confine.no_new_privileges()
     fences["no_files"] = confine.no_files()
     warm_pool(parallel, facts["num_threads"])
     fences["few_system_calls"] = confine.few_system_calls(reading_files=True)
@@ -134,10 +142,26 @@ def main(facts: dict[str, Any]) -> None:
         kernel = load_cpu(binary, launch, expected_hash=facts["hash"], num_threads=facts["num_threads"], parallel=parallel)
     except LaunchError as error:
         channel.send(json.dumps({**started, "error": str(error)}).encode())
-        return
-    child = Child(channel, facts["arena"], kernel)
+        return None
     confine.few_system_calls(reading_files=False)
     channel.send(json.dumps(started).encode())
-    with contextlib.suppress(ConnectionError):
-        child.serve()
+    return kernel
+
+
+def main(facts: dict[str, Any]) -> None:
+    """facts: parent, handles (channel, arena, binary), launch, hash, openmp (a path), num_threads, cpu_s, memory_bytes."""
+    confine.bound_to_parent(facts["parent"])
+    confine.limit(facts["cpu_s"], facts["memory_bytes"])
+    channel_handle, arena, binary = facts["handles"]
+    channel = socket.socket(fileno=channel_handle)
+    fences = {"no_network": confine.no_network()}
+    if facts["openmp"]:
+        ctypes.CDLL(facts["openmp"])
+    ctypes.CDLL("libm.so.6")  # the libraries' files are opened while files can be
+    kernel = fenced_kernel(facts, read_all(binary), channel, parallel_pointer(), fences)
+    if kernel is not None:
+        child = Child(channel, arena)
+        child.take(kernel)
+        with contextlib.suppress(ConnectionError):
+            child.serve()
     os._exit(0)

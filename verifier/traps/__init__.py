@@ -19,12 +19,61 @@ _DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """reason and check: what the verdict has to say. caught_by: `judge` refuses it, or only `measure` can."""
+    """reason and check: what the verdict has to say. caught_by: which of the two sees it; quick: part of the short self-test."""
 
     name: str
     reason: str
     check: str
     caught_by: Literal["judge", "measure"] = "judge"
+    quick: bool = False
+
+
+TRAPS: tuple[Trap, ...] = (
+    Trap("zeros", "wrong_value", "max_abs", quick=True),
+    Trap("mean_of_v", "wrong_value", "max_abs"),
+    Trap("first_v", "wrong_value", "max_abs"),
+    Trap("wrong_scale", "wrong_value", "lse_max", quick=True),
+    Trap("no_op", "unwritten_output", "written", quick=True),
+    Trap("stale_answer", "unwritten_output", "written"),
+    Trap("partial", "unwritten_output", "written", quick=True),
+    Trap("uninitialised", "wrong_value", "max_abs"),
+    Trap("cached_by_pointer", "wrong_value", "max_abs", quick=True),
+    Trap("right_ten_times", "wrong_value", "max_abs"),
+    Trap("background_thread", "crash", "system call"),
+    Trap("forged_answer", "crash", "crash"),
+    Trap("exits", "crash", "crash"),
+    Trap("writes_result_file", "unwritten_output", "written"),
+    Trap("mutates_inputs", "mutates_inputs", "inputs", quick=True),
+    Trap("restores_inputs", "mutates_inputs", "inputs"),
+    Trap("reads_supervisor", "wrong_value", "max_abs"),
+    Trap("calls_a_library", "unwritten_output", "written"),
+    Trap("low_precision", "wrong_value", "max_abs", quick=True),
+    Trap("whole_tiles_only", "wrong_value", "max_abs", quick=True),
+    Trap("wrong_kv_head", "wrong_value", "max_abs"),
+    Trap("mask_start_aligned", "wrong_value", "max_abs"),
+    Trap("causal_off_by_one", "wrong_value", "max_abs"),
+    Trap("needs_alignment", "crash", "crash"),
+    Trap("offsets_32_bit", "crash", "crash"),
+    Trap("nan_filled", "wrong_value", "finite", quick=True),
+    Trap("masked_rows_nan", "wrong_value", "finite"),
+    Trap("masked_rows_mean", "wrong_value", "lse pattern"),
+    Trap("finite_minus_infinity", "wrong_value", "max_abs"),
+    Trap("no_running_max", "wrong_value", "max_abs"),
+    Trap("swapped_rows", "wrong_value", "max_abs"),
+    Trap("lse_base_2", "wrong_value", "lse_max", quick=True),
+    Trap("writes_past_end", "out_of_bounds", "guard bands", quick=True),
+    Trap("writes_in_gaps", "out_of_bounds", "guard bands"),
+    Trap("reads_past_end", "out_of_bounds", "guard bands", quick=True),
+    Trap("reads_beyond_as_zero", "wrong_value", "finite"),
+    Trap("null_pointer", "crash", "crash", quick=True),
+    Trap("aborts", "crash", "crash"),
+    Trap("out_of_memory", "crash", "return code"),
+    Trap("endless", "timeout", "time limit", quick=True),
+    Trap("grandchild", "crash", "system call"),
+    Trap("network", "crash", "system call"),
+    Trap("racy", "nondeterministic", "two runs", quick=True),
+    Trap("every_second_call", "unwritten_output", "written", "measure"),
+)
 
 
 def launch_of(spec: AttentionSpec, entry: str = "attention_kernel") -> Launch:

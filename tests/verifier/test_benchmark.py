@@ -1,0 +1,155 @@
+"""Timing beside rivals: cheats on the clock and between calls are refused, and the figures add up."""
+
+import math
+
+import pytest
+import torch
+
+from generator.spec import AttentionSpec, Rule
+from verifier import benchmark, physics
+from verifier.benchmark import Patience, measure, quantile, ratio_interval
+from verifier.compile import compile_translated
+from verifier.records import Binary, Failed, Measurement, Timing
+from verifier.traps import kernel
+
+SPEC = AttentionSpec(4, 2, 64, 64, 1, 96, 96, masks=(Rule.make("causal"),))
+SHORT = Patience(min_rounds=5, max_rounds=8, budget_s=1.0)
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory):
+    cache = tmp_path_factory.mktemp("binaries")
+
+    def run(name, spec=SPEC, **options):
+        translated = kernel(spec, name)
+        binary = compile_translated(translated, cache)
+        assert isinstance(binary, Binary), binary
+        return measure(binary, translated.launch, spec, num_threads=2, patience=SHORT, **options)
+
+    return run
+
+
+@pytest.fixture(autouse=True)
+def busy_machine(monkeypatch):
+    """Tests share their machine: a rival may be slow for no fault of anybody's."""
+    monkeypatch.setattr(benchmark, "DISTURBED", 1e9)
+
+
+def test_a_right_kernel_is_timed_beside_torch(timed):
+    phases = []
+    result = timed("good", progress=phases.append)
+    assert isinstance(result, Measurement), result
+    names = {t.name for t in result.rivals}
+    assert {"torch sdpa", "torch sdpa with a mask", "torch eager"} <= names, result.unsupported
+    for timing in (result.ours, *result.rivals):
+        assert len(timing.samples_s) >= 3 and 0 < timing.p20_s <= timing.p50_s <= timing.p80_s
+    assert result.best_rival == min(result.rivals, key=lambda t: t.p50_s).name
+    assert 0 < result.ratio_low <= result.ratio_p50 <= result.ratio_high
+    assert 0 < result.floor_s < result.ours.p50_s
+    assert result.num_threads == 2 and result.environment["fences"]["few_system_calls"] in (True, False)
+    assert phases[0] == "rivals alone"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("right_ten_times", "wrong_value"),
+        ("cached_by_pointer", "wrong_value"),
+        ("every_second_call", "unwritten_output"),
+        ("writes_past_end", "crash"),
+        ("exits", "crash"),
+    ],
+)
+def test_cheats_between_calls_are_refused(timed, name, reason):
+    result = timed(name)
+    assert isinstance(result, Failed) and result.reason == reason, result
+    assert result.witness.input_name == "timed call"
+
+
+def test_a_process_whose_clocks_stand_still_is_timed_all_the_same(timed):
+    result = timed("slow_and_patched_clock")
+    assert isinstance(result, Measurement), result
+    assert result.ours.p20_s > 0.005, "the kernel spins for at least ten milliseconds"
+    assert result.wall_vs_device > 2 or math.isinf(result.wall_vs_device), "its own clock was stopped"
+
+
+def test_a_time_below_physics_is_refused(timed, monkeypatch):
+    monkeypatch.setattr(benchmark, "floor_s", lambda spec, work, threads: 3600.0)
+    result = timed("good")
+    assert isinstance(result, Failed) and result.reason == "implausible_time"
+    assert "take at least 3.6e+03 s here" in result.witness.message
+
+
+def test_a_result_above_the_machines_own_rate_is_measured_again(timed, monkeypatch):
+    monkeypatch.setattr("verifier.timing.Workload.start_rivals", _with_a_slow_matmul(benchmark.Workload.start_rivals))
+    phases = []
+    result = timed("good", progress=phases.append)
+    assert isinstance(result, Measurement) and result.environment["above_matmul_rate"]
+    assert phases.count("rivals alone") == 2 and "measured again" in " ".join(phases)
+
+
+def _with_a_slow_matmul(start):
+    def slowed(self):
+        names, unsupported, _ = start(self)
+        return names, unsupported, 1.0
+
+    return slowed
+
+
+def test_rivals_that_are_slowed_down_make_the_sample_transient(monkeypatch):
+    monkeypatch.setattr(benchmark, "DISTURBED", 2.0)
+    beside = {name: Timing(name, (t,), t, t, t) for name, t in (("ours", 9.0), ("fast", 2.5), ("slow", 50.0))}
+    assert benchmark._disturbed(beside, {"fast": 1.3, "slow": 2.0}) is None, "only the fastest rival counts"
+    disturbed = benchmark._disturbed(beside, {"fast": 1.0, "slow": 2.0})
+    assert disturbed is not None and disturbed.reason == "throttled" and "fast took 2.5 s" in disturbed.witness.message
+
+
+def test_the_floor_counts_the_pairs_that_the_mask_leaves():
+    full = AttentionSpec(2, 1, 64, 32, 1, 100, 100)
+    causal = AttentionSpec(2, 1, 64, 32, 1, 100, 100, masks=(Rule.make("causal"),))
+    assert physics.work_of(full, {}).flops == 2 * 2 * 100 * 100 * 96
+    assert physics.work_of(causal, {}).flops == 2 * 2 * (100 * 101 // 2) * 96
+    assert physics.work_of(full, {}).num_bytes == 4 * (2 * 100 * 96 + 100 * 96)
+    assert physics.floor_s(full, physics.work_of(full, {}), 1) == 2 * physics.floor_s(full, physics.work_of(full, {}), 2) > 0
+
+
+def test_memory_counts_for_what_no_cache_holds():
+    decode = AttentionSpec(8, 8, 128, 128, 4096, 1, 4096, phase="decode")
+    work = physics.Work(1.0, 1 << 40)
+    assert physics.floor_s(decode, work, 1) == (1 << 40) / physics.HIGHEST_BANDWIDTH
+
+
+def test_quantiles_and_intervals():
+    assert quantile([3.0, 1.0, 2.0], 0.5) == 2.0 and quantile([1.0, 2.0], 0.8) == pytest.approx(1.8)
+    low, middle, high = ratio_interval([2.0] * 20, [1.0] * 20)
+    assert low == middle == high == 2.0
+    noisy = [1.0 + 0.01 * i for i in range(21)]
+    low, middle, high = ratio_interval(noisy, [1.0] * 21)
+    assert noisy[0] < low < middle < high < noisy[-1]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        AttentionSpec(4, 2, 32, 32, 2, 50, 60, masks=(Rule.make("window", left=9),)),
+        AttentionSpec(4, 4, 32, 32, 1, 40, 40, masks=(Rule.make("causal"),), scores=(Rule.make("softcap", cap=5.0),)),
+        AttentionSpec(4, 4, 32, 32, 1, 40, 40, masks=(Rule.make("causal"),), scores=(Rule.make("alibi"),)),
+        AttentionSpec(4, 2, 32, 32, 2, 40, 40, masks=(Rule.make("causal"),), scores=(Rule.make("sink_logit"),)),
+        AttentionSpec(4, 1, 32, 32, 3, 40, 40, masks=(Rule.make("padding"),)),
+        AttentionSpec(4, 4, 24, 16, 1, 64, 64, masks=(Rule.make("document"), Rule.make("causal"))),
+    ],
+    ids=str,
+)
+def test_rivals_compute_what_the_oracle_computes(spec):
+    from verifier import oracle
+    from verifier.inputs import Case, make_values
+    from verifier.rivals import Unsupported, prepare
+    from verifier.timing import workload_captured
+
+    case = Case("rivals", spec, seed=3)
+    values = {**make_values(case), **workload_captured(case)}
+    reference = oracle.attention(spec, values).out.float()
+    rivals = {name: call for name, call in prepare(spec, values).items() if not isinstance(call, Unsupported)}
+    assert "torch eager" in rivals
+    for name, call in rivals.items():
+        torch.testing.assert_close(call(values["q"], values["k"], values["v"]), reference, rtol=1e-4, atol=1e-4, msg=name)

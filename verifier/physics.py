@@ -1,0 +1,59 @@
+"""What no machine of this kind can beat: operations and bytes of an attention call, and a floor of its time. Measures nothing.
+
+The peaks are generous upper bounds from data sheets (the highest clock sold, every unit busy, the fastest memory), so that a time
+below the floor is a fault of the measurement or of the kernel, never a good kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from generator.spec import AttentionSpec
+from verifier import oracle
+from verifier.environment import cache_bytes, cpu_flags
+
+HIGHEST_CLOCK_HZ = 6.5e9
+#: Bytes a second of the fastest memory on a socket (HBM).
+HIGHEST_BANDWIDTH = 2e12
+_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """flops: multiplications and additions of the two products, over the pairs that the masks leave. num_bytes: Q, K, V and O
+    once each, LSE not counted.
+    """
+
+    flops: float
+    num_bytes: int
+
+
+def work_of(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Work:
+    pairs = oracle.visible_pairs(spec, captured)
+    queries = spec.batch * spec.num_heads * spec.seqlen_q * (spec.head_dim + spec.head_dim_v)
+    keys = spec.batch * spec.num_kv_heads * spec.seqlen_k * (spec.head_dim + spec.head_dim_v)
+    return Work(2.0 * pairs * (spec.head_dim + spec.head_dim_v), (queries + keys) * _ITEM_BYTES[spec.dtype])
+
+
+def flops_per_cycle(dtype: str) -> int:
+    """Of one core, by the widest units that its flags name."""
+    flags = cpu_flags()
+    vector = 64 if "avx512f" in flags else 32
+    if dtype == "bf16":
+        return 2048 if "amx_bf16" in flags else 4 * vector if "avx512_bf16" in flags else vector
+    if dtype == "fp16":
+        return 2048 if "amx_bf16" in flags else 2 * vector if "avx512_fp16" in flags else vector
+    return vector
+
+
+def floor_s(spec: AttentionSpec, work: Work, num_threads: int) -> float:
+    """Seconds that a call takes at least on this machine's kind of CPU.
+
+    Memory counts for working sets that the last cache cannot hold: what it holds may never move.
+    """
+    arithmetic = work.flops / (HIGHEST_CLOCK_HZ * flops_per_cycle(spec.dtype) * num_threads)
+    beyond_cache = work.num_bytes > 4 * (cache_bytes()["l3"] or cache_bytes()["l2"] or 1)
+    return max(arithmetic, work.num_bytes / HIGHEST_BANDWIDTH if beyond_cache else 0.0)

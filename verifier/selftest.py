@@ -1,0 +1,179 @@
+"""Whether verdicts of this machine can be trusted: a known good kernel has to pass and every trap has to be refused for its
+reason.
+
+A machine writes rows only after this passed; `ensure_selftest` remembers that it did, for this code on this machine. Judges no
+candidate of anybody.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from generator.canonical import digest, digest_bytes
+from generator.spec import AttentionSpec, Rule
+from verifier.benchmark import Patience, measure
+from verifier.compile import NoCompiler, compile_translated, find_compiler
+from verifier.environment import device_key, package_version
+from verifier.judge import judge
+from verifier.records import CompileFailed, Failed, Measurement, Verdict
+from verifier.sandbox import SandboxLimits
+from verifier.traps import TRAPS, Trap, kernel
+
+#: One small problem with grouped heads, a mask, and lengths that no tile divides.
+SPEC = AttentionSpec(4, 2, 64, 64, 2, 100, 100, masks=(Rule.make("causal"),), name="self-test")
+#: The fences of a sandbox, and what is lost where one is missing.
+FENCES = {
+    "no_network": "a candidate may reach the network while it is loaded",
+    "no_new_privileges": "a candidate may gain rights through programs that grant them",
+    "no_files": "a candidate may read files, and the memory of processes, of this user while it is loaded",
+    "few_system_calls": "a candidate may start threads and processes",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the self-test: what was tried, what had to come out, what came out."""
+
+    name: str
+    expected: str
+    found: str
+    ok: bool
+    seconds: float
+
+
+def selftest(
+    cache_dir: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[Check], None] | None = None
+) -> tuple[Check, ...]:
+    """Every check, in order; `progress` is told each as it ends. quick: a third of the traps, no timing."""
+    checks = []
+    for check in _checks(cache_dir, quick):
+        checks.append(check)
+        if progress is not None:
+            progress(check)
+    return tuple(checks)
+
+
+def passed(checks: tuple[Check, ...]) -> bool:
+    return bool(checks) and all(check.ok for check in checks)
+
+
+def ensure_selftest(cache_dir: str | os.PathLike[str], progress: Callable[[Check], None] | None = None) -> tuple[Check, ...]:
+    """The quick self-test, run once for this code on this machine: a pass is remembered in the cache folder, a failure is not."""
+    path = Path(cache_dir) / "selftest" / f"{selftest_key()}.json"
+    try:
+        return tuple(Check(**plain) for plain in json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        pass
+    checks = selftest(cache_dir, quick=True, progress=progress)
+    if passed(checks):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(f".{os.getpid()}.tmp")
+        temporary.write_text(json.dumps([asdict(check) for check in checks]))
+        os.replace(temporary, path)
+    return checks
+
+
+@functools.cache
+def selftest_key() -> str:
+    """Changes with the verifier's own code, the machine, the kernel, the compiler, torch and Python."""
+    folder = Path(__file__).parent
+    sources = sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".cpp", ".h"))
+    code = {str(p.relative_to(folder)): digest_bytes(p.read_bytes()) for p in sources}
+    try:
+        compiler = find_compiler().version
+    except NoCompiler:
+        compiler = ""
+    return digest([code, device_key().hash, os.uname().release, compiler, package_version("torch"), sys.version])
+
+
+# --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _checks(cache_dir: str | os.PathLike[str], quick: bool) -> Iterator[Check]:
+    try:
+        yield Check("compiler", "one that works", find_compiler().version, True, 0.0)
+    except NoCompiler as error:
+        yield Check("compiler", "one that works", str(error), False, 0.0)
+        return
+    for dtype in ("fp32",) if quick else ("fp32", "bf16", "fp16"):
+        yield from _good_kernel(cache_dir, dtype)
+    for trap in TRAPS:
+        if trap.quick or not quick:
+            yield _timed_trap(cache_dir, trap) if trap.caught_by == "measure" else _trap(cache_dir, trap)
+    if not quick:
+        yield _clock(cache_dir)
+
+
+def _good_kernel(cache_dir: str | os.PathLike[str], dtype: str) -> Iterator[Check]:
+    """The good kernel passes, and the fences that were up when it ran are told, as facts: a missing one fails nothing."""
+    started = time.monotonic()
+    verdict = _verdict(cache_dir, "good", replace(SPEC, dtype=dtype))
+    yield Check(f"known good kernel, {dtype}", "ok", _words(verdict), not isinstance(verdict, Failed | str), _since(started))
+    if dtype == "fp32" and not isinstance(verdict, Failed | str):
+        for fence, loss in FENCES.items():
+            up = verdict.fences.get(fence, False)
+            yield Check(
+                f"fence {fence.replace('_', ' ')}", "up, where the system has it", "up" if up else f"missing: {loss}", True, 0.0
+            )
+
+
+def _trap(cache_dir: str | os.PathLike[str], trap: Trap) -> Check:
+    started = time.monotonic()
+    verdict = _verdict(cache_dir, trap.name, SPEC)
+    right = isinstance(verdict, Failed) and (verdict.reason, verdict.witness.check) == (trap.reason, trap.check)
+    return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check})", _words(verdict), right, _since(started))
+
+
+def _verdict(cache_dir: str | os.PathLike[str], name: str, spec: AttentionSpec) -> Verdict | str:
+    translated = kernel(spec, name)
+    binary = compile_translated(translated, cache_dir)
+    if isinstance(binary, CompileFailed):
+        return f"{binary.reason}: {binary.log.splitlines()[0] if binary.log else ''}"
+    return judge(binary, translated.launch, spec, num_threads=2, limits=SandboxLimits(run_s=1.5))
+
+
+def _timed_trap(cache_dir: str | os.PathLike[str], trap: Trap) -> Check:
+    started = time.monotonic()
+    result = _measured(cache_dir, trap.name)
+    right = isinstance(result, Failed) and (result.reason, result.witness.check) == (trap.reason, trap.check)
+    return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check}) in a timed call", _words(result), right, _since(started))
+
+
+def _clock(cache_dir: str | os.PathLike[str]) -> Check:
+    """A kernel that needs at least 10 ms and stops its process's clocks is timed all the same."""
+    started = time.monotonic()
+    result = _measured(cache_dir, "slow_and_patched_clock")
+    right = isinstance(result, Measurement) and result.ours.p50_s > 0.005
+    found = f"{result.ours.p50_s * 1e3:.1f} ms" if isinstance(result, Measurement) else _words(result)
+    return Check("a stopped clock", "at least 5 ms a call", found, right, _since(started))
+
+
+def _measured(cache_dir: str | os.PathLike[str], name: str) -> Measurement | Failed | str:
+    translated = kernel(SPEC, name)
+    binary = compile_translated(translated, cache_dir)
+    if isinstance(binary, CompileFailed):
+        return f"{binary.reason}: {binary.log.splitlines()[0] if binary.log else ''}"
+    return measure(binary, translated.launch, SPEC, num_threads=2, patience=Patience(min_rounds=4, max_rounds=6, budget_s=1.0))
+
+
+def _words(result: Verdict | Measurement | str) -> str:
+    match result:
+        case str():
+            return result
+        case Failed(reason=reason, witness=witness):
+            return f"{reason} ({witness.check}): {witness.message}"
+        case Measurement():
+            return "timed"
+        case _:
+            return "ok"
+
+
+def _since(started: float) -> float:
+    return round(time.monotonic() - started, 3)
