@@ -79,7 +79,7 @@ def parse_and_check(
 
 #: Findings about what is missing: not to be trusted while lines are missing from the program.
 _NEEDS_ALL_LINES = frozenset(
-    {"unused", "no-value", "missing-reshape", "output-not-written", "no-output", "ragged", "race", "no-kernel", "gemm"}
+    {"unused", "no-value", "missing-reshape", "output-not-written", "no-output", "ragged", "race", "gemm"}
 )
 
 

@@ -13,6 +13,63 @@ from generator.tl.ir import NOWHERE, Span
 
 Severity = Literal["error", "warning"]
 
+#: Every code -> what it says. A warning never makes a program invalid.
+CODES: dict[str, str] = {
+    "text-too-long": "the text is longer than any program",
+    "not-text": "the bytes are not UTF-8",
+    "line-too-long": "a line is longer than any statement",
+    "too-many": "more errors, or more statements, than are read",
+    "empty": "the text holds no statement",
+    "bad-character": "a character that TL does not have",
+    "bad-number": "a number that is none, or out of range",
+    "unknown-statement": "the first word of a line is no keyword",
+    "syntax": "a line does not have the form of its statement",
+    "block": "for, if, else and end do not match",
+    "too-deep": "an expression or blocks nested too deep",
+    "too-large": "an expression that grows without bound when names are substituted",
+    "prose": "a line that is no statement (a warning in a sketch)",
+    "stage": "a declaration in a sketch",
+    "sketch": "a sketch where code is due",
+    "hole": "a constant left to choose, or a value that is no choice",
+    "misplaced": "a declaration inside a block",
+    "reserved-name": "a name that is a word of the language",
+    "duplicate-name": "a name defined twice in one block",
+    "shadowing": "a name of an outer block defined again",
+    "unknown-name": "a name that nothing defines",
+    "use-before-definition": "a name used above its definition, or outside its block",
+    "unallocated": "a result without an Allocate",
+    "unknown-function": "a function that TL does not have",
+    "unknown-hint": "a hint that no translator reads (warning)",
+    "arity": "a wrong number of arguments",
+    "kind": "an integer, a float or a test where another is due",
+    "rank": "a value a row, a column or an element where another is due",
+    "division-by-zero": "a constant divisor that is zero",
+    "level": "a statement on the wrong level of memory",
+    "dtype": "a dtype that does not fit",
+    "missing-dtype": "a dtype that is not stated (warning where f32 is taken)",
+    "missing-shape": "a copy in code without its tile",
+    "shape": "shapes that disagree, or that are not constant",
+    "gemm": "an operand that cannot stand in a GEMM",
+    "gemm-shape": "contracted dimensions, or the result's shape, disagree",
+    "transposed": "a GEMM whose sizes agree by accident and whose axes do not",
+    "inferred": "a transposition that was not stated and is taken from the shapes (warning)",
+    "missing-reshape": "a GEMM fed by registers without a Reshape",
+    "reshape": "a Reshape that is wrong, or an operand read by anything but a GEMM",
+    "macro": "an operator without a meaning, or a macro without its state",
+    "no-value": "a tile read before it has a value",
+    "coordinate": "a tile coordinate outside its matrix",
+    "ragged": "a loop past the end of a matrix that no test hides (warning)",
+    "writes-input": "a matrix both read and written",
+    "output-not-written": "a matrix neither written nor read",
+    "no-output": "a program that writes nothing",
+    "race": "blocks that write the same place (warning)",
+    "sentinel": "a large finite number in place of minus infinity (warning)",
+    "let-of-tile": "a Let that reads a tile anew at every use (warning)",
+    "unused": "a name or a result that nothing reads (warning)",
+    "shared-memory": "tiles in shared memory over the target's limit",
+    "registers": "register tiles over the target's limit",
+}
+
 #: So many diagnostics are rendered in full; the rest is counted.
 RENDERED = 20
 #: A source line wider than this is clipped around the caret.
@@ -21,7 +78,7 @@ WIDTH = 120
 
 @dataclass(frozen=True, slots=True)
 class Diagnostic:
-    """One finding. `code` is a stable short name (docs/language.md lists all), `hint` says what to try.
+    """One finding. `code` is one of CODES, `hint` says what to try.
 
     `expected` and `found` are filled where both have a short form (a shape, a dtype, a word).
     """
@@ -33,6 +90,9 @@ class Diagnostic:
     hint: str = ""
     expected: str = ""
     found: str = ""
+
+    def __post_init__(self) -> None:
+        assert self.code in CODES, self.code
 
     def __str__(self) -> str:
         where = f"line {self.span.line}: " if self.span.line else ""

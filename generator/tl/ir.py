@@ -40,6 +40,22 @@ MAX_INT = 2**63 - 1
 OPTIONS: dict[str, tuple[str, ...]] = {"row_sums": ("each_tile", "deferred"), "functions": ("accurate", "fast")}
 
 
+#: Hints that something reads -> what they say. Values are the reader's; "off" turns a rule of the translators off.
+HINTS: dict[str, str] = {
+    "stages": "tiles in flight of each copy",
+    "warps": "warps of a block",
+    "skip": "off: run tiles that are masked altogether",
+    "split": "off: one loop with every test in place",
+    "rotate": "off: no overlap of one tile's softmax with the next tile's GEMM",
+    "lazy": "off: rescale even where the factor is 1",
+    "pingpong": "two consumers out of phase",
+    "anchor": "off: leave the order of waits to the compiler",
+    "resident": "blocks that share a multiprocessor",
+    "swizzle": "the layout of tiles in shared memory",
+    "view": "grouped: the query heads of one key head are the rows of Q; read by who binds tensors to the kernel",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Span:
     """Where a node stands in its text. Lines and columns count from 1; `end_column` is one past the last character."""

@@ -119,21 +119,21 @@ def test_golden_rendering(update_golden):
 
 
 def test_a_thousand_findings_stay_readable():
-    diagnostics = [Diagnostic("x", "error", f"number {i}", Span(i + 1, 1, 2)) for i in range(1000)]
+    diagnostics = [Diagnostic("shape", "error", f"number {i}", Span(i + 1, 1, 2)) for i in range(1000)]
     shown = render(diagnostics, "a\n" * 1000, "f.tl", limit=3)
-    assert shown.splitlines()[0] == "f.tl:1:1: error[x]: number 0"
+    assert shown.splitlines()[0] == "f.tl:1:1: error[shape]: number 0"
     assert shown.splitlines()[-2:] == ["... and 997 more", "1000 errors"]
     assert len(shown.splitlines()) == 3 * 3 + 2
 
 
 def test_errors_are_shown_before_warnings_when_there_is_not_room_for_all():
-    diagnostics = [Diagnostic("w", "warning", "w", Span(1, 1, 2))] * 5 + [Diagnostic("e", "error", "e", Span(9, 1, 2))]
-    assert "error[e]" in render(diagnostics, limit=2)
+    diagnostics = [Diagnostic("unused", "warning", "w", Span(1, 1, 2))] * 5 + [Diagnostic("shape", "error", "e", Span(9, 1, 2))]
+    assert "error[shape]" in render(diagnostics, limit=2)
 
 
 def test_long_lines_are_clipped_around_the_caret():
     line = "Compute S = " + " + ".join(["abcdefgh"] * 40) + " ? x"
-    shown = render([Diagnostic("c", "error", "m", Span(1, line.index("?") + 1, line.index("?") + 2))], line)
+    shown = render([Diagnostic("syntax", "error", "m", Span(1, line.index("?") + 1, line.index("?") + 2))], line)
     source, caret = shown.splitlines()[1:3]
     assert len(source) < 140 and source.startswith("    1 | ...")
     assert source[caret.index("^")] == "?"

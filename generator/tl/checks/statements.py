@@ -12,6 +12,7 @@ from generator.tl.expressions import did_you_mean
 from generator.tl.grammar import FORMS, FRAGMENT_A, FRAGMENT_C, MACROS
 from generator.tl.ir import (
     DTYPES,
+    HINTS,
     OPTIONS,
     Allocate,
     Argument,
@@ -83,7 +84,9 @@ def _check(s: Stmt, scope: Scope) -> None:
         case Prose():
             scope.report.error("prose", "a line of code has to be a statement", s.span, "prose belongs to sketches")
         case Hint():
-            pass
+            if s.name not in HINTS:
+                hint = did_you_mean(s.name, HINTS) or f"known: {', '.join(HINTS)}"
+                scope.report.warning("unknown-hint", f"nothing reads the hint {s.name}", s.span, hint)
         case _:
             assert_never(s)
 
