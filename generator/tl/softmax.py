@@ -57,13 +57,14 @@ def macros_written_out(program: Program) -> Program:
     if program.stage != "code" or not macros:
         return program
     taken = set(names_of(program))
-    temporaries = {s.state[:2]: _Temporaries.make(s.state[0], s.state[1], taken) for s in macros}
+    states = dict.fromkeys((s.state[0], s.state[1]) for s in macros)
+    temporaries = {state: _Temporaries.make(*state, taken) for state in states}
 
     def written_out(body: tuple[Stmt, ...]) -> Iterable[Stmt]:
         for s in body:
             match s:
                 case Named() if _is_sound(s):
-                    yield from _softmax(s, temporaries[s.state[:2]])
+                    yield from _softmax(s, temporaries[s.state[0], s.state[1]])
                 case For():
                     yield replace(s, body=tuple(written_out(s.body)))
                 case If():

@@ -17,9 +17,9 @@ from generator.tl.lexer import LineError, Token
 def parse_line(tokens: list[Token], number: int) -> tuple[Line, list[Diagnostic]]:
     """What one line states, with warnings. Raises LineError."""
     word = tokens[0].word
-    if word not in _PARSERS:
+    if word not in KEYWORDS:
         raise _unknown(Cursor(tokens, number))
-    form, parser = _PARSERS[word]
+    form, parser = KEYWORDS[word]
     cursor = Cursor(tokens, number, FORMS[form])
     cursor.next()
     line = parser(cursor)
@@ -213,7 +213,7 @@ def _end(cursor: Cursor) -> Line:
 
 
 #: First word of a line -> the key of its form, and its parser.
-_PARSERS: dict[str, tuple[str, Callable[[Cursor], Line]]] = {
+KEYWORDS: dict[str, tuple[str, Callable[[Cursor], Line]]] = {
     "kernel": ("Kernel", declarations.kernel),
     "argument": ("Argument", declarations.argument),
     "constant": ("Constant", declarations.constant),
@@ -230,7 +230,7 @@ _PARSERS: dict[str, tuple[str, Callable[[Cursor], Line]]] = {
     "else": ("else", _else),
     "end": ("end", _end),
 }
-_SHOWN = tuple(form for form, _ in _PARSERS.values())
+_SHOWN = tuple(form for form, _ in KEYWORDS.values())
 _KEYWORD_HINTS = {
     **dict.fromkeys(("arg", "param"), "did you mean Argument?"),
     **dict.fromkeys(("endfor", "endif", "done", "}"), "did you mean end?"),
