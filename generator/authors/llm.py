@@ -202,7 +202,7 @@ class LanguageModelAuthor:
             sketch=found.get("sketch") or sketch,
             launch=(found.get("launch") or "") if direct else "",
             parent=parent,
-            transcript=tuple(e.hash for e in exchanges),
+            transcript=tuple(e.request.hash for e in exchanges),
             prompt_hash=exchange.request.hash,
             round=round_,
             tokens_in=sum(e.answer.tokens_in for e in exchanges),

@@ -16,7 +16,7 @@ class Proposal:
 
     text: TL code, or device source where kind is "source" (then `launch` is its launch description as JSON text).
     sketch: the sketch that came before, "" in one-pass generation. parent: hash of the proposal that this one repairs or speeds up.
-    transcript: hashes of the exchanges that led to it, the last one being its own. round counts repairs and improvements from 0.
+    transcript: hashes of the requests that led to it, the last one being its own. round counts repairs and improvements from 0.
     """
 
     author: str

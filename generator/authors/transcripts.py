@@ -35,7 +35,11 @@ class TranscriptStore:
 
     def get(self, request: Request) -> Exchange | None:
         """The stored answer to this request, checked against its name."""
-        return self._read(self._answers / f"{request.hash}.json")
+        return self.exchange(request.hash)
+
+    def exchange(self, request_hash: str) -> Exchange | None:
+        """The stored exchange of a request's hash."""
+        return self._read(self._answers / f"{request_hash}.json")
 
     def mark_asked(self, request: Request) -> None:
         """Durable before the request is sent: without an answer later, it counts as perhaps paid."""
