@@ -59,7 +59,15 @@ def sweep(
     catalog: Annotated[str | None, typer.Option(help="Folder or location of the catalog. Default: ./farm-catalog.")] = None,
     targets: Annotated[str | None, typer.Option(help="Comma-separated targets instead of the plan's: cpu,sm_90a.")] = None,
     author: Annotated[str | None, typer.Option(help="rules, llm or llm-direct, instead of the plan's.")] = None,
-    budget: Annotated[str | None, typer.Option(help="When to stop: minutes=10,attempts=200,usd=5.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model's name, for --author llm and llm-direct.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint. Default: OPENAI_BASE_URL.")] = None,
+    replay: Annotated[bool, typer.Option("--replay", help="Ask no model: use the answers on record in the catalog.")] = False,
+    budget: Annotated[
+        str | None, typer.Option(help="When to stop: minutes=10,attempts=200,usd=5,tokens=1000000,gpu_s=600.")
+    ] = None,
+    budget_usd: Annotated[float | None, typer.Option(min=0, help="Stop asking a model at this cost.")] = None,
+    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop asking a model at so many tokens.")] = None,
+    budget_gpu_s: Annotated[float | None, typer.Option(min=0, help="Stop after so many seconds on the device.")] = None,
     address: Annotated[str, typer.Option(help="Ray: local, auto or ray://HOST:PORT.")] = "local",
     executor: Annotated[str, typer.Option(help="ray, or local: one job at a time in this process.")] = "ray",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be solved.")] = False,
@@ -71,7 +79,19 @@ def sweep(
     from farm.flags import changed_plan
     from farm.plan import load_plan
 
-    chosen = changed_plan(load_plan(plan), targets=targets, author=author, budget=budget)
+    budgets = {"usd": budget_usd, "tokens": budget_tokens, "gpu_s": budget_gpu_s}
+    chosen = changed_plan(
+        load_plan(plan),
+        targets=targets,
+        author=author,
+        budget=",".join(filter(None, [budget, *(f"{name}={value}" for name, value in budgets.items() if value is not None)]))
+        or None,
+        model={
+            name: value
+            for name, value in (("model", model), ("base_url", base_url), ("replay", replay or None))
+            if value is not None
+        },
+    )
     if executor not in ("ray", "local"):
         raise InputError("--executor", f"expected ray or local, found {executor!r}")
     if dry_run:

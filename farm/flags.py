@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 from farm.console import InputError
 from farm.fields import did_you_mean
@@ -10,12 +12,20 @@ from farm.plan import AUTHORS, Budget, Plan
 from farm.rules import known_targets
 
 
-def changed_plan(plan: Plan, *, targets: str | None = None, author: str | None = None, budget: str | None = None) -> Plan:
+def changed_plan(
+    plan: Plan,
+    *,
+    targets: str | None = None,
+    author: str | None = None,
+    budget: str | None = None,
+    model: Mapping[str, Any] | None = None,
+) -> Plan:
     """The plan with what the flags say; None leaves a field alone. Raises InputError that names the flag."""
     return plan.with_changes(
         targets=None if targets is None else tuple(_one_of("--targets", t.strip(), known_targets()) for t in targets.split(",")),
         author=None if author is None else _one_of("--author", author, AUTHORS),
         budget=None if budget is None else read_budget(budget, plan.budget),
+        author_options=tuple(sorted({**dict(plan.author_options), **model}.items())) if model else None,
     )
 
 
@@ -33,7 +43,7 @@ def read_budget(text: str, plan: Budget) -> Budget:
         name, _, value = part.partition("=")
         _one_of("--budget", name.strip(), names)
         try:
-            number = int(value) if name.strip() == "attempts" else float(value)
+            number = int(value) if name.strip() in ("attempts", "tokens") else float(value)
         except ValueError:
             number = -1
         if not 0 <= number < float("inf"):

@@ -9,7 +9,6 @@ import asyncio
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from catalog.artifacts import Artifacts
 from farm import model_feedback
@@ -149,7 +148,9 @@ class Evaluator:
 
     async def _refuse(self, proposal: Proposal, reason: str, message: str) -> Row:
         """A row for a proposal that no compiler gets to see."""
-        asked = digest({"proposal": proposal.hash, "reason": reason, "exchanges": proposal.transcript if not proposal.text else ()})
+        asked = digest(
+            {"proposal": proposal.hash, "reason": reason, "exchanges": proposal.transcript if not proposal.text else ()}
+        )
         key = self.search.versions.key_without_program(self.spec, self.target, f"{proposal.author}:{asked}")
         job = Job(
             key=key,
@@ -198,11 +199,6 @@ class Evaluator:
             gpu_s=sum((row.get("verify_s") or 0.0) + (row.get("measure_s") or 0.0) for row in rows),
         )
         self.search.ledger.settle(None, spent)
-
-
-def transcripts_folder(catalog: Path | None, cache: Path) -> Path:
-    """Beside the rows of a local catalog, else in this machine's cache."""
-    return (catalog or cache) / "transcripts"
 
 
 def _said(spec: AttentionSpec, outcome: Outcome, ledger: Ledger) -> str:

@@ -9,9 +9,10 @@ from typing import Any
 
 from farm.console import InputError
 from farm.fields import did_you_mean
+from farm.plan import Budget
+from generator.authors import ledger as ledgers
 from generator.authors.clients import Endpoint
 from generator.authors.exchange import Sampling
-from generator.authors.ledger import Budget, Ledger, Price
 from generator.authors.llm import Search, Style
 
 
@@ -48,8 +49,11 @@ class ModelSettings:
     def search(self) -> Search:
         return Search(self.samples, self.repairs, self.beam, self.improvements, self.min_gain, self.patience)
 
-    def ledger(self) -> Ledger:
-        return Ledger(self.budget, {self.model: Price(self.usd_per_million_in, self.usd_per_million_out)})
+    def ledger(self, perhaps_paid: int = 0) -> ledgers.Ledger:
+        """A ledger with the plan's budget. perhaps_paid: requests of earlier starts that were never answered."""
+        limits = ledgers.Budget(self.budget.usd, self.budget.tokens, self.budget.gpu_s)
+        prices = {self.model: ledgers.Price(self.usd_per_million_in, self.usd_per_million_out)}
+        return ledgers.Ledger(limits, prices, ledgers.Spent(perhaps_paid=perhaps_paid))
 
     def endpoint(self) -> Endpoint:
         """Raises InputError where neither a key nor a URL is known."""

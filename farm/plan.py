@@ -91,6 +91,8 @@ class Budget:
     minutes: float | None = None
     attempts: int | None = None
     usd: float | None = None
+    tokens: int | None = None
+    gpu_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,12 +326,14 @@ def _tuning(reader: Reader) -> Tuning | None:
 
 
 def _budget(reader: Reader) -> Budget | None:
-    if not reader.fields("minutes, attempts, usd"):
+    if not reader.fields("minutes, attempts, usd, tokens, gpu_s"):
         return None
     budget = Budget(
         reader.take("minutes", lambda r: r.number(0.0, "minutes, at least 0")),
         reader.take("attempts", lambda r: r.whole(0)),
         reader.take("usd", lambda r: r.number(0.0, "an amount, at least 0")),
+        reader.take("tokens", lambda r: r.whole(0)),
+        reader.take("gpu_s", lambda r: r.number(0.0, "seconds, at least 0")),
     )
     reader.finish()
     return budget

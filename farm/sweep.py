@@ -10,13 +10,14 @@ import functools
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from catalog import store
 from catalog.store import Catalog
+from farm.authors import author_of, check_author
 from farm.config import Config
 from farm.console import InputError
 from farm.executors import Executor, LocalExecutor, stages_of
@@ -25,8 +26,8 @@ from farm.jobs import Job, Row, Shop
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display
 from farm.rules import resolved_targets
-from farm.scheduler import Counts, Search, Sweep
-from farm.search import RuleSearch, Versions
+from farm.scheduler import Counts, Sweep
+from farm.search import Versions
 from generator.canonical import digest
 from verifier.environment import cores_given
 
@@ -103,6 +104,7 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
         plan = dataclasses.replace(plan, targets=resolved_targets(plan.targets))
     except ValueError as error:
         raise InputError("", str(error)) from None
+    check_author(plan)
     opened = store.open(options.catalog, create=True)
     config.cache.mkdir(parents=True, exist_ok=True)
     run_id = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S-") + secrets.token_hex(4)
@@ -128,23 +130,14 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay) -> C
     catch_signals()
     if isinstance(sweep.executor, _OnRay):
         sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
-    return await sweep.run(_searches(plan, shop))
+    versions = Versions(*stages_of(shop).versions(), device_keys=stages_of(shop).device_keys(plan.targets))
+    async with author_of(plan, shop, versions, display.note) as author:
+        return await sweep.run(functools.partial(author.solve, spec, target) for spec, target in plan.problems())
 
 
 def _stop(sweep: Sweep, display: PlainDisplay, name: str) -> None:
     display.note(f"{name}: stopping; what has ended is in the catalog, and the same command goes on from there")
     sweep.stop(f"stopped by {name}")
-
-
-def _searches(plan: Plan, shop: Shop) -> Iterator[Search]:
-    versions = Versions(*stages_of(shop).versions(), device_keys=stages_of(shop).device_keys(plan.targets))
-    match plan.author:
-        case "rules":
-            author = RuleSearch(plan, versions)
-        case other:
-            raise InputError("author", f"{other} is not built in yet; rules is")
-    for spec, target in plan.problems():
-        yield functools.partial(author.solve, spec, target)
 
 
 def _expected(plan: Plan) -> int:
