@@ -18,16 +18,14 @@ from catalog import serving
 from catalog.calls import PLAIN_TYPES, AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen
-from catalog.flash_fallback import CacheArguments, FlashArguments, Window, dense, varlen, with_kvcache
+from catalog.flash_fallback import CacheArguments, FlashArguments, Window, dense, dense_output, varlen, with_kvcache
 from catalog.frames import BoundKernel, RunFailed, check_out, flash_output, sdpa_output
 from catalog.loader import LoadedKernel
+from catalog.plain_attention import torch_sdpa
 from catalog.serving import outcomes, per_thread
 from catalog.settings import override as _override
 from catalog.torch_ops import traced_flash, traced_sdpa
 from generator.spec import AttentionSpec
-
-#: torch's own, taken at import: replacing `torch.nn.functional.scaled_dot_product_attention` by ours stays safe.
-torch_sdpa = torch._C._nn.scaled_dot_product_attention
 
 _autocast = torch._C._is_any_autocast_enabled
 _functorch = torch._C._functorch.peek_interpreter_stack
@@ -132,6 +130,7 @@ def flash_attn_func(
     *,
     return_lse: bool = False,
     return_softmax_lse: bool = False,
+    learnable_sink: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Any:
     """FlashAttention's function: q (B, Sq, H, D), k and v (B, Sk, Hkv, D) -> (B, Sq, H, Dv). Causal is aligned bottom-right.
@@ -139,15 +138,17 @@ def flash_attn_func(
     window_size: (left, right), inclusive, -1 or None unbounded. alibi_slopes: (H) or (B, H) fp32. deterministic: forward passes
     always are. return_attn_probs: (out, lse, None), as FlashAttention gives without dropout; return_lse or return_softmax_lse:
     (out, lse). LSE is (B, H, Sq) fp32, natural log, -inf for a row that sees no key. out: written and returned.
+    learnable_sink: (H), a logit without a key in each row's softmax.
     """
-    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
+    sinks = learnable_sink if learnable_sink is None or learnable_sink.dtype == torch.float32 else learnable_sink.float()
+    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p, sinks)
     need_lse = return_attn_probs or return_lse or return_softmax_lse
     if _is_compiling():
         result, lse = traced_flash(q, k, v, arguments, need_lse)
         return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
     answered = _flash_kernel(q, k, v, arguments, need_lse, out)
     if answered is None:
-        result, lse = dense(q, k, v, arguments)
+        result, lse = dense(q, k, v, arguments) if need_lse else (dense_output(q, k, v, arguments), None)
         answered = (_into(out, result), lse)
     return _flash_result(*answered, need_lse, return_attn_probs)
 
@@ -158,8 +159,8 @@ def _flash_kernel(
     """Output and LSE from a kernel; None where torch has to answer (counted)."""
     server = serving.server()
     outcomes.count_call()
-    slopes = arguments.alibi_slopes
-    plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is None or is_plain(slopes, slopes, slopes))
+    slopes, sinks = arguments.alibi_slopes, arguments.sinks
+    plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is sinks is None or is_plain(*_or_query(q, slopes, sinks)))
     if not plain or server.off:
         _check_flash(q, k, v, arguments)
         server.miss(describe_flash(q, k, v, arguments, need_lse), _override())
@@ -169,16 +170,17 @@ def _flash_kernel(
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
         arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(), _deterministic(),
         None if slopes is None else (slopes.shape, slopes.stride(), slopes.dtype, slopes.device),
+        None if sinks is None else (sinks.shape, sinks.stride(), sinks.device),
         None if out is None else (out.shape, out.stride(), out.dtype, out.device),
     )  # fmt: skip
     frame = server.frames.get(identity)
     if frame is None:
         _check_flash(q, k, v, arguments)
         call = describe_flash(q, k, v, arguments, need_lse)
-        frame = server.frame(identity, call, _override(), partial(_bind_flash, call, q, slopes, out))
+        frame = server.frame(identity, call, _override(), partial(_bind_flash, call, q, arguments, out))
     if frame.run is not None:
         try:
-            answered: tuple[Tensor, Tensor | None] = frame.run(q, k, v, slopes, out)
+            answered: tuple[Tensor, Tensor | None] = frame.run(q, k, v, arguments, out)
         except RunFailed as failure:
             server.failed(frame, failure.reason, failure.broken)
             return None
@@ -188,18 +190,17 @@ def _flash_kernel(
 
 
 def _bind_flash(
-    call: AttentionCall, q: Tensor, slopes: Tensor | None, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
+    call: AttentionCall, q: Tensor, arguments: FlashArguments, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     output = flash_output(q, call.head_dim_v, out)
-    captured = {} if slopes is None else {"Slopes": slopes}
-    kernel = BoundKernel(loaded.entry, call, spec, output, captured, parallel=0 if serving.forked else None)
+    kernel = BoundKernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
 
-    def run(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         out = q.new_empty(output.shape) if out is None else out
         if kernel.is_plain:
             kernel.run(q, k, v, out)
             return out, None
-        return out, kernel.run_any(q, k, v, out, None, {} if slopes is None else {"Slopes": slopes})
+        return out, kernel.run_any(q, k, v, out, None, arguments.captured)
 
     return run
 
@@ -282,6 +283,11 @@ def flash_attn_with_kvcache(
 # -------------------------------------------------------------------------------------------------------------- parts
 
 
+def _or_query(q: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+    """Three tensors to look at: those that are given, and the query in place of the rest."""
+    return (q, *(q if x is None else x for x in others))
+
+
 def _count_miss(call: AttentionCall) -> None:
     outcomes.count_call()
     serving.server().miss(call, _override())
@@ -320,6 +326,8 @@ def _check_flash(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> 
     slopes = arguments.alibi_slopes
     if slopes is not None and tuple(slopes.shape) not in ((q.shape[2],), (q.shape[0], q.shape[2])):
         raise ValueError(f"alibi_slopes: expected ({q.shape[2]},) or ({q.shape[0]}, {q.shape[2]}), found {tuple(slopes.shape)}")
+    if arguments.sinks is not None and tuple(arguments.sinks.shape) != (q.shape[2],):
+        raise ValueError(f"learnable_sink: expected ({q.shape[2]},), found {tuple(arguments.sinks.shape)}")
 
 
 # ------------------------------------------------------------------------------------------------- calls, described only
@@ -327,8 +335,15 @@ def _check_flash(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> 
 
 def _flash_arguments(a: dict[str, Any]) -> FlashArguments:
     return FlashArguments(
-        a["softmax_scale"], bool(a["causal"]), a["window_size"], a["softcap"] or 0.0, a["alibi_slopes"], a.get("dropout_p", 0.0)
-    )
+        a["softmax_scale"], bool(a["causal"]), a["window_size"], a["softcap"] or 0.0, a["alibi_slopes"], a.get("dropout_p", 0.0),
+        a.get("learnable_sink"),
+    )  # fmt: skip
+
+
+def captured_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
+    """What a kernel reads besides q, k and v, of the keywords of `flash_attn_func`."""
+    sinks = arguments.get("learnable_sink")
+    return FlashArguments(alibi_slopes=arguments.get("alibi_slopes"), sinks=None if sinks is None else sinks.float()).captured
 
 
 def _wants_lse(a: dict[str, Any]) -> bool:

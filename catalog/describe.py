@@ -64,12 +64,15 @@ def describe_flash(
     slopes = arguments.alibi_slopes
     if slopes is not None:
         blockers += _slope_blockers(slopes, q)
+    if arguments.sinks is not None:
+        blockers += tensor_blockers(("learnable_sink", arguments.sinks))
     left, right = window_limits(arguments.window_size, arguments.causal)
     scores = (Rule.make("softcap", cap=float(arguments.softcap)),) if arguments.softcap else ()
     scores += (Rule.make("alibi", align="bottom_right"),) if slopes is not None else ()
+    scores += (Rule.make("sink_logit"),) if arguments.sinks is not None else ()
     return _call(
         name, (q, k, v), blockers, arguments.softmax_scale, window_forms(q.shape[2], k.shape[2], left, right),
-        scores=scores, captured=() if slopes is None else ("slopes",), need_lse=need_lse, layout="bshd",
+        scores=scores, captured=tuple(arguments.captured), need_lse=need_lse, layout="bshd",
     )  # fmt: skip
 
 

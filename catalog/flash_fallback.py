@@ -13,13 +13,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from catalog.plain_attention import PlainRules, plain_attention
+from catalog.plain_attention import PlainRules, plain_attention, sdpa_in_window
 
 Window = tuple[int | None, int | None] | None
 
 
 class FlashArguments(NamedTuple):
-    """What the three functions share. softmax_scale None: 1 / sqrt(D). slopes: (H) or (B, H) fp32. A tuple: made in every call."""
+    """What the functions share. softmax_scale None: 1 / sqrt(D). alibi_slopes: (H) or (B, H) fp32. sinks: (H) fp32.
+
+    A tuple, since one is made in every call.
+    """
 
     softmax_scale: float | None = None
     causal: bool = False
@@ -27,6 +30,13 @@ class FlashArguments(NamedTuple):
     softcap: float = 0.0
     alibi_slopes: Tensor | None = None
     dropout_p: float = 0.0
+    sinks: Tensor | None = None
+
+    @property
+    def captured(self) -> dict[str, Tensor]:
+        """What a kernel reads besides q, k and v, by the names of the rules."""
+        given = {"Slopes": self.alibi_slopes, "SinkLogit": self.sinks}
+        return {name: x for name, x in given.items() if x is not None}
 
 
 def window_limits(window: Window, causal: bool) -> tuple[int | None, int | None]:
@@ -41,8 +51,9 @@ def plain_rules(arguments: FlashArguments, head_dim: int, seqlen_q: int, seqlen_
     left, right = window_limits(arguments.window_size, arguments.causal)
     scale = head_dim**-0.5 if arguments.softmax_scale is None else float(arguments.softmax_scale)
     return PlainRules(
-        scale, seqlen_k - seqlen_q, left, right, float(arguments.softcap or 0.0), arguments.alibi_slopes, arguments.dropout_p
-    )
+        scale, seqlen_k - seqlen_q, left, right, float(arguments.softcap or 0.0), arguments.alibi_slopes, arguments.sinks,
+        dropout=arguments.dropout_p,
+    )  # fmt: skip
 
 
 def dense(query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments) -> tuple[Tensor, Tensor]:
@@ -50,6 +61,16 @@ def dense(query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments) 
     rules = plain_rules(arguments, query.shape[-1], query.shape[1], key.shape[1])
     out, lse = plain_attention(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), rules)
     return out.transpose(1, 2).contiguous(), lse.to(torch.float32)
+
+
+def dense_output(query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments) -> Tensor:
+    """As `dense` without the LSE: torch's own fused function where it can say the same."""
+    rules = plain_rules(arguments, query.shape[-1], query.shape[1], key.shape[1])
+    if rules.softcap or rules.slopes is not None or rules.sinks is not None:
+        return dense(query, key, value, arguments)[0]
+    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
+    out = sdpa_in_window(q, k, v, rules, enable_gqa=query.shape[2] != key.shape[2])
+    return out.transpose(1, 2).contiguous()
 
 
 def varlen(

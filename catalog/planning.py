@@ -131,8 +131,7 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
     server.require(decision, override()) if kernel is None else None
     made = Plan(decision, getattr(attention, name), arguments, (q, k, v))
     if kernel is not None and loaded is not None:
-        slopes = arguments.get("alibi_slopes")
-        made._captured = {} if slopes is None else {"Slopes": slopes}
+        made._captured = attention.captured_of(arguments)
         made._binary_hash = kernel.binary_hash
         made._bound = _bind(call, kernel, loaded, q, made._captured)
         made.envelope = tuple(f"{q} x {k}" for q, k in sorted(kernel.lengths))

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from catalog.flash_fallback import FlashArguments, dense
-
-_torch_sdpa = torch._C._nn.scaled_dot_product_attention
+from catalog.plain_attention import torch_sdpa
 
 _library = torch.library.Library("farm", "DEF")
 _library.define(
@@ -21,7 +20,7 @@ _library.define(
 )
 _library.define(
     "flash(Tensor q, Tensor k, Tensor v, float? softmax_scale, bool causal, int left, int right, float softcap, "
-    "Tensor? alibi_slopes, bool need_lse) -> (Tensor, Tensor)"
+    "Tensor? alibi_slopes, Tensor? sinks, bool need_lse) -> (Tensor, Tensor)"
 )
 
 
@@ -43,12 +42,13 @@ def _flash(
     right: int,
     softcap: float,
     alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
     need_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     from catalog import attention
 
     found = attention.flash_attn_func(
-        q, k, v, 0.0, softmax_scale, causal, (left, right), softcap, alibi_slopes, return_lse=need_lse
+        q, k, v, 0.0, softmax_scale, causal, (left, right), softcap, alibi_slopes, learnable_sink=sinks, return_lse=need_lse
     )
     return found if need_lse else (found, q.new_empty(0, dtype=torch.float32))
 
@@ -61,7 +61,7 @@ _library.impl("flash", _flash, "CompositeExplicitAutograd")
 def _fake_sdpa(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
 ) -> Tensor:
-    return _torch_sdpa(query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
+    return torch_sdpa(query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 @torch.library.register_fake("farm::flash", lib=_library)
@@ -75,6 +75,7 @@ def _fake_flash(
     right: int,
     softcap: float,
     alibi_slopes: Tensor | None,
+    sinks: Tensor | None,
     need_lse: bool,
 ) -> tuple[Tensor, Tensor]:
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
@@ -102,14 +103,14 @@ def traced_sdpa(
 ) -> Tensor:
     """What a traced call becomes: our operator, or torch's where no kernel could answer anyway."""
     if attn_mask is not None or dropout_p or not _traceable(query, key, value):
-        return _torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return torch.ops.farm.sdpa(query, key, value, is_causal, scale, enable_gqa)
 
 
 def traced_flash(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, need_lse: bool) -> tuple[Tensor, Tensor | None]:
     """What a traced call becomes: our operator, or the fallback's own operators. Output and LSE."""
-    if arguments.dropout_p or not _traceable(q, k, v, arguments.alibi_slopes):
+    if arguments.dropout_p or not _traceable(q, k, v, *arguments.captured.values()):
         return dense(q, k, v, arguments)
     left, right = (-1 if x is None else x for x in arguments.window_size or (None, None))
-    softcap, slopes = float(arguments.softcap), arguments.alibi_slopes
-    return torch.ops.farm.flash(q, k, v, arguments.softmax_scale, arguments.causal, left, right, softcap, slopes, need_lse)
+    softcap, slopes, sinks = float(arguments.softcap), arguments.alibi_slopes, arguments.sinks
+    return torch.ops.farm.flash(q, k, v, arguments.softmax_scale, arguments.causal, left, right, softcap, slopes, sinks, need_lse)

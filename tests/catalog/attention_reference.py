@@ -5,7 +5,7 @@ import math
 import torch
 
 
-def reference(q, k, v, *, scale=None, visible=None, bias=None, softcap=0.0):
+def reference(q, k, v, *, scale=None, visible=None, bias=None, softcap=0.0, sinks=None):
     """q (B, H, Sq, D), k and v (B, Hkv, Sk, D) -> out, lse in float64. visible(i, j) -> bool; bias (B, H, Sq, Sk) or less."""
     q, k, v = q.double(), k.double(), v.double()
     batch, heads, seqlen_q, dim = q.shape
@@ -17,15 +17,18 @@ def reference(q, k, v, *, scale=None, visible=None, bias=None, softcap=0.0):
         kh, vh = k[:, h // (heads // kv_heads)], v[:, h // (heads // kv_heads)]
         for i in range(seqlen_q):
             keys = [j for j in range(seqlen_k) if visible is None or visible(i, j)]
-            if not keys:
+            if not keys and sinks is None:
                 continue
             s = scale * torch.einsum("bd,bjd->bj", q[:, h, i], kh[:, keys])
             if softcap:
                 s = softcap * torch.tanh(s / softcap)
             if bias is not None:
                 s = s + bias.double().expand(batch, heads, seqlen_q, seqlen_k)[:, h, i][:, keys]
+            if sinks is not None:
+                s = torch.cat([s, sinks[h].double().expand(batch, 1)], -1)
             lse[:, h, i] = torch.logsumexp(s, -1)
             dead = torch.isneginf(lse[:, h, i])
+            s = s[:, : len(keys)]
             p = torch.where(dead[:, None], 0.0, torch.exp(s - torch.where(dead, 0.0, lse[:, h, i])[:, None]))
             out[:, h, i] = torch.einsum("bj,bjd->bd", p, vh[:, keys])
     return out, lse

@@ -69,16 +69,23 @@ static void one(const FarmCall& c, int64_t b, int64_t h) {
       s[j] = sees ? x : -INFINITY;
       top = fmaxf(top, s[j]);
     }
+#if SINK
+    float sink = ((const float*)c.tensors[4 + ALIBI])[h * st[16 + ALIBI]];
+    top = fmaxf(top, sink);
+#endif
     float sum = 0;
     for (int64_t j = 0; j < SeqK; j++) { s[j] = top == -INFINITY ? 0 : expf(s[j] - top); sum += s[j]; }
+#if SINK
+    sum += expf(sink - top);
+#endif
     for (int d = 0; d < DV; d++) {
       float o = 0;
       for (int64_t j = 0; j < SeqK; j++) o += s[j] * load(V[j * st[10] + d]);
       O[i * st[14] + d] = store((sum > 0 ? o / sum : 0) + OFFSET);
     }
 #if LSE
-    const int64_t* sl = st + 16 + ALIBI;
-    ((float*)c.tensors[4 + ALIBI])[b * sl[0] + h * sl[1] + i * sl[2]] = sum > 0 ? top + logf(sum) : -INFINITY;
+    const int64_t* sl = st + 16 + ALIBI + SINK;
+    ((float*)c.tensors[4 + ALIBI + SINK])[b * sl[0] + h * sl[1] + i * sl[2]] = sum > 0 ? top + logf(sum) : -INFINITY;
 #endif
   }
   free(s);
@@ -117,7 +124,8 @@ def build(spec: AttentionSpec, fault: str = "", lse: bool = False, mark: str = "
     top_left = any(dict(r.parameters).get("align") == "top_left" for r in spec.masks)
     macros = {
         "D": spec.head_dim, "DV": spec.head_dim_v, "CAUSAL": int("causal" in names), "WINDOW": int("window" in names),
-        "TOP_LEFT": int(top_left), "SOFTCAP": int("softcap" in names), "ALIBI": int("alibi" in names), "LSE": int(lse),
+        "TOP_LEFT": int(top_left), "SOFTCAP": int("softcap" in names), "ALIBI": int("alibi" in names),
+        "SINK": int("sink_logit" in names), "LSE": int(lse),
         "BF16": int(spec.dtype == "bf16"), "CRASH": 0, "CODE": 0, "HANG": 0, "OFFSET": 0, **FAULTS[fault],
     }  # fmt: skip
     source = (

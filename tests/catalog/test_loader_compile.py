@@ -108,7 +108,7 @@ def test_the_fake_result_has_the_strides_of_the_real_one(layout, served):
             fake = torch.ops.farm.sdpa(*(mode.from_tensor(x) for x in arguments[:3]), True)
         assert torch.ops.farm.sdpa(*arguments).stride() == fake.stride()
     q, slopes = q.transpose(1, 2), torch.tensor([0.5, 0.25, 0.1, 0.0])
-    torch.library.opcheck(torch.ops.farm.flash.default, (q, q, q, None, True, 3, -1, 2.0, slopes, True))
+    torch.library.opcheck(torch.ops.farm.flash.default, (q, q, q, None, True, 3, -1, 2.0, slopes, slopes * 2, True))
 
 
 def test_export_keeps_the_operator():

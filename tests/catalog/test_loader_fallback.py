@@ -72,6 +72,18 @@ def test_rows_that_see_nothing():
     assert lse.flatten()[:4].tolist() == [-torch.inf] * 3 + [0.0] and lse.flatten()[4].item() == pytest.approx(0.693147)
 
 
+@pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(1, 7), (5, 5), (3, 8), (8, 3), (3, 0)])
+@pytest.mark.parametrize("bounds", [(-1, -1), (-1, 0), (2, 0), (1, 2), (-1, 1), (0, -1)])
+def test_flash_through_torchs_own_function(seqlen_q, seqlen_k, bounds, monkeypatch):
+    """Without LSE, softcap or slopes; in blocks of sixteen rows."""
+    monkeypatch.setattr("catalog.plain_attention.BLOCK_ELEMENTS", 1)
+    q, k, v = rand(2, seqlen_q * 4, 4, 8), rand(2, seqlen_k * 4, 2, 8, seed=1), rand(2, seqlen_k * 4, 2, 8, seed=2)
+    expected, _ = reference(*(x.transpose(1, 2) for x in (q, k, v)), visible=window(4 * seqlen_q, 4 * seqlen_k, *bounds))
+    out = catalog.flash_attn_func(q, k, v, window_size=bounds)
+    assert out.is_contiguous()
+    torch.testing.assert_close(out.transpose(1, 2).double(), expected, **CLOSE)
+
+
 def test_alibi_and_softcap_order():
     q, k, v = rand(2, 3, 4, 8), rand(2, 5, 4, 8, seed=1), rand(2, 5, 4, 8, seed=2)
     slopes = torch.tensor([[0.5, 0.25, 0.1, 0.0], [1.0, 2.0, 0.3, 0.7]])

@@ -76,6 +76,21 @@ def test_softcap_and_alibi():
     torch.testing.assert_close(out.transpose(1, 2).double(), expected, **TOLERANCE["fp32"])
 
 
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sink_logits(served, dtype):
+    if served:
+        serve(spec(heads=4, kv_heads=2, masks=(Rule.make("window", left=2),), scores=(Rule.make("sink_logit"),)), lse=True)
+    q, k, v = (x.transpose(1, 2) for x in shapes(8, 5))
+    sinks = torch.tensor([1.0, -2.0, 0.5, 30.0], dtype=dtype)
+    out, lse = catalog.flash_attn_func(q, k, v, causal=True, window_size=(2, 0), learnable_sink=sinks, return_lse=True)
+    assert bool(catalog.last_decision().kernel_id) == served, str(catalog.last_decision())
+    visible = window(8, 5, 2, 0)
+    expected, expected_lse = reference(*(x.transpose(1, 2) for x in (q, k, v)), visible=visible, sinks=sinks)
+    torch.testing.assert_close(out.transpose(1, 2).double(), expected, **TOLERANCE["fp32"])
+    torch.testing.assert_close(lse.double(), expected_lse, **TOLERANCE["fp32"])
+
+
 def test_causal_of_the_other_alignment_serves_only_where_it_means_the_same():
     serve(spec(masks=CAUSAL_BR))
     square, more_keys = shapes(8, 8, kv_heads=4), shapes(5, 8, kv_heads=4)
