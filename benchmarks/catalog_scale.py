@@ -4,7 +4,7 @@
 
 Rows are synthetic but whole: 64 problems on 8 devices, a third verified, with samples, cases, launch and environment of real
 size. Each figure is the median of several repeats, an open of the catalog included. "warm" is in a process that has opened it
-before; "new process" is a fresh Python that has imported pyarrow, with the files in the page cache. Judges nothing: the bars stand
+before; "new process" is a fresh Python that has imported pyarrow, with the files in the page cache. Judges nothing: the bars are
 in docs/catalog.md.
 """
 
@@ -152,7 +152,7 @@ def selections(uri: str) -> dict[str, Callable[[], Any]]:
 
 
 def timed(call: Callable[[], Any], repeats: int) -> tuple[list[float], list[float]]:
-    """Milliseconds of each repeat: by the clock, and of CPU time of all threads (which other work on the machine changes less)."""
+    """Milliseconds of each repeat: by the clock, and of CPU time (of all threads)."""
     wall, cpu = [], []
     for _ in range(repeats):
         start, start_cpu = time.perf_counter(), time.process_time()
@@ -199,10 +199,8 @@ def measure(cat: store.Catalog, repeats: int) -> dict[str, Any]:
             "resident_mib_peak": max(f[2] for f in fresh),
         }
         memory = f"{held['resident_mib_peak']} MiB (imports alone {held['resident_mib_after_imports']})"
-        print(
-            f"  {name}: {held['warm_ms']} ms warm ({held['warm_cpu_ms']} of CPU), {held['new_process_ms']} ms in a new process, {memory}",
-            flush=True,
-        )
+        warm_text = f"{held['warm_ms']} ms warm ({held['warm_cpu_ms']} of CPU)"
+        print(f"  {name}: {warm_text}, {held['new_process_ms']} ms in a new process, {memory}", flush=True)
         results[name] = held
     return results
 

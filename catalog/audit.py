@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -97,19 +96,18 @@ def _check_rows(catalog: Catalog, errors: list[str], counts: dict[str, int]) -> 
     counts["rows"] = current.num_rows
     if (doubled := current.num_rows - pc.count_distinct(current["attempt_key"]).as_py()) > 0:
         errors.append(f"{doubled} attempts have more than one row that counts")
-    notes = [f"{reason}: {n}" for reason, n in sorted(Counter(current["reason_code"].to_pylist()).items())]
+    reasons = current.group_by("reason_code").aggregate([([], "count_all")]).sort_by("reason_code").to_pylist()
+    notes = [f"{row['reason_code']}: {row['count_all']}" for row in reasons]
     if superseded := everything.num_rows - current.num_rows:
         notes.append(f"{superseded} superseded attempts are kept as history")
     if fenced := view.resolved.fenced:
         notes.append(f"{fenced} rows of superseded runs are dropped")
-    keys = zip(everything["run_id"].to_pylist(), everything["attempt_key"].to_pylist(), strict=True)
-    rows_of = Counter(run for run, _ in set(keys))
+    ended = everything.group_by("run_id").aggregate([("attempt_key", "count_distinct")]).to_pylist()
+    rows_of = {row["run_id"]: row["attempt_key_count_distinct"] for row in ended}
     for run in marks.read_all(catalog.location, marks.RUNS, marks.RunRecord):
-        if rows_of[run.run_id] != run.planned - run.cached:
-            expected = f"{run.planned} planned - {run.cached} known before"
-            errors.append(
-                f"run {run.run_id}: {rows_of[run.run_id]} attempts ended, expected {expected} = {run.planned - run.cached}"
-            )
+        if (found := rows_of.get(run.run_id, 0)) != run.planned - run.cached:
+            expected = f"{run.planned} planned - {run.cached} known before = {run.planned - run.cached}"
+            errors.append(f"run {run.run_id}: {found} attempts ended, expected {expected}")
     return notes
 
 

@@ -72,8 +72,7 @@ def catalog_digest(catalog: Catalog) -> str:
 def make(catalog: Catalog, previous: Lock | None = None, filters: Any = None) -> Lock:
     """A lock of the best row of each device and problem; `previous` choices stay where they tie."""
     needed = list(dict.fromkeys([*COLUMNS, *_EXTRA]))
-    rows = catalog.rows(needed, filters).to_pylist()
-    choices = choose_each(rows, previous.incumbents() if previous else None)
+    choices = choose_each(catalog.rows(needed, filters), previous.incumbents() if previous else None)
     return Lock(catalog.uri, catalog_digest(catalog), tuple(_pin(choice.row) for choice in choices.values()))
 
 

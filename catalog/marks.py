@@ -92,10 +92,14 @@ def read(location: Location, file: str) -> dict[str, Any]:
     return fields
 
 
-def read_all(location: Location, folder: str, kind: type) -> list[Any]:
-    """Every record of a folder, by name."""
-    names = sorted(e.name for e in location.list(folder) if e.name.endswith(".json"))
-    return [kind(**read(location, f"{folder}/{name}")) for name in names]
+def read_all(location: Location, folder: str, kind: type, known: dict[str, Any] | None = None) -> tuple[Any, ...]:
+    """Every record of a folder, by name. known: records that were read before, by file; new ones are added."""
+    known = {} if known is None else known
+    files = sorted(f"{folder}/{e.name}" for e in location.list(folder) if e.name.endswith(".json"))
+    for file in files:
+        if file not in known:
+            known[file] = kind(**read(location, file))
+    return tuple(known[file] for file in files)
 
 
 # --------------------------------------------------------------------------------------------------------- compactions

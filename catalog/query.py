@@ -33,39 +33,39 @@ def best(
     rows of its family and shape bucket are looked at, and the best of the largest problem among them is given. device_key: may be
     left out where only one device has rows. incumbent: id of the row that wins ties. Raises QueryError.
     """
-    exact, family = (spec.hash, spec.family_hash) if isinstance(spec, AttentionSpec) else (spec, spec)
     where: dict[str, Any] = {"status": "ok"} if device_key is None else {"status": "ok", "device_key": device_key}
-    wanted = (*choice.COLUMNS, "num_heads", "batch", "seqlen_q", "seqlen_k")
-    rows = (
-        catalog.rows(wanted, {**where, "family_hash": family}).to_pylist()
-        or catalog.rows(wanted, {**where, "spec_hash": exact}).to_pylist()
-    )
-    same = [row for row in rows if row["spec_hash"] == exact]
-    if not same and isinstance(spec, AttentionSpec):
-        rows = [row for row in rows if row["shape_bucket"] == str(ShapeBucket.of_spec(spec))]
-    rankable = [row for row in same or rows if choice.unrankable(row) is None]
+    rankable = [row for row in _rows_for(catalog, spec, where) if choice.unrankable(row) is None]
     if len(devices := {row["device_key"] for row in rankable}) > 1:
-        raise QueryError(
-            f"device_key: {len(devices)} devices have such rows; name one of {', '.join(sorted(d[:12] for d in devices))}"
-        )
+        some = ", ".join(sorted(key[:12] for key in devices))
+        raise QueryError(f"device_key: {len(devices)} devices have such rows; name one of {some}")
     if not rankable:
         return None
-    largest = max(rankable, key=lambda r: (r["batch"] * r["num_heads"] * r["seqlen_q"] * r["seqlen_k"], r["spec_hash"]))[
-        "spec_hash"
-    ]
-    made = choice.choose([row for row in rankable if row["spec_hash"] == largest], incumbent)
-    if made is None:
-        return None
-    whole = {
-        name: made.row[name] for name in ("row_id", "device_key", "family_hash", "status")
-    }  # the last three prune row groups
+    largest = max(rankable, key=lambda r: (r["batch"] * r["num_heads"] * r["seqlen_q"] * r["seqlen_k"], r["spec_hash"]))
+    made = choice.choose([row for row in rankable if row["spec_hash"] == largest["spec_hash"]], incumbent)
+    assert made is not None
+    whole = {name: made.row[name] for name in ("row_id", "sequence", "device_key", "family_hash")}  # all but the first prune
     return catalog.rows(None, whole).to_pylist()[0]
+
+
+def _rows_for(catalog: Catalog, spec: AttentionSpec | str, where: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of the very spec, else of its family (for an AttentionSpec: in its shape bucket)."""
+    columns = (*choice.COLUMNS, "num_heads", "batch", "seqlen_q", "seqlen_k")
+
+    def fetch(name: str, value: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = catalog.rows(columns, {**where, name: value}).to_pylist()
+        return found
+
+    if isinstance(spec, str):
+        return fetch("spec_hash", spec) or fetch("family_hash", spec)
+    rows = fetch("family_hash", spec.family_hash)
+    same = [row for row in rows if row["spec_hash"] == spec.hash]
+    return same or [row for row in rows if row["shape_bucket"] == str(ShapeBucket.of_spec(spec))]
 
 
 def best_of_each(catalog: Catalog, filters: Any = None, columns: Iterable[str] = ()) -> list[choice.Choice]:
     """The choice of every device and problem among the rows that satisfy the filters."""
     needed = list(dict.fromkeys([*choice.COLUMNS, *columns]))
-    return list(choice.choose_each(catalog.rows(needed, filters).to_pylist()).values())
+    return list(choice.choose_each(catalog.rows(needed, filters)).values())
 
 
 # --------------------------------------------------------------------------------------------------------------- resume

@@ -238,15 +238,19 @@ class View:
         return ("row_id", "binary_hash", "revoked_at", "revoked_reason") if self.snapshot.revocations else ()
 
     def _overlay(self, table: pa.Table) -> pa.Table:
-        for revocation in self.snapshot.revocations:
-            hit = (
-                pc.equal(table["row_id"], revocation.row_id)
-                if revocation.row_id
-                else pc.equal(table["binary_hash"], revocation.binary_hash)
-            )
-            when = pa.scalar(dt.datetime.fromisoformat(revocation.revoked_at), SCHEMA.field("revoked_at").type)
-            for name, value in (("revoked_at", when), ("revoked_reason", pa.scalar(revocation.reason))):
-                column = pc.if_else(pc.fill_null(hit, False), value, table[name])
+        """Fills in revocations: those of a row's own id, else those of its binary."""
+        for key in ("row_id", "binary_hash"):
+            held = {getattr(r, key): r for r in self.snapshot.revocations if getattr(r, key)}
+            if not held:
+                continue
+            at = pc.index_in(table[key], pa.array(list(held), pa.string()))
+            whens = [dt.datetime.fromisoformat(r.revoked_at) for r in held.values()]
+            values = {
+                "revoked_at": pa.array(whens, SCHEMA.field("revoked_at").type),
+                "revoked_reason": pa.array([r.reason for r in held.values()], pa.string()),
+            }
+            for name, of_each in values.items():
+                column = pc.coalesce(table[name], pc.take(of_each, at))
                 table = table.set_column(table.schema.get_field_index(name), table.schema.field(name), column)
         return table
 

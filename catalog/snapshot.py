@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from catalog import journal, marks
 from catalog.errors import DamagedFile
@@ -39,8 +40,10 @@ class Snapshot:
         return (self.loose, self.journals, *marked)
 
 
-def take(location: Location, journals: Path, *, allow_missing: bool = False) -> Snapshot:
+def take(location: Location, journals: Path, *, allow_missing: bool = False, known: dict[str, Any] | None = None) -> Snapshot:
     """A consistent look at a catalog that others write to. Raises DamagedFile, NewerSchema, StorageError.
+
+    known: records of earlier looks, which are not read again.
 
     The order decides: a row moves from journal to part to compacted part, and here each kind is listed before the one that its
     rows move to, so that a row on its way is seen twice (and then counted once) rather than not at all.
@@ -50,8 +53,8 @@ def take(location: Location, journals: Path, *, allow_missing: bool = False) -> 
         sizes = {entry.name: entry.size for entry in location.list(ROWS)}
         parts = {text: name for text in sizes if (name := PartName.parse(text)) is not None}
         compaction = marks.latest_compaction(location)
-        fences = tuple(marks.read_all(location, marks.FENCES, marks.Fence))
-        revocations = tuple(marks.read_all(location, marks.REVOCATIONS, marks.Revocation))
+        fences = marks.read_all(location, marks.FENCES, marks.Fence, known)
+        revocations = marks.read_all(location, marks.REVOCATIONS, marks.Revocation, known)
         missing = tuple(sorted({*compaction.parts, *compaction.history} - parts.keys()))
         if not missing:
             break

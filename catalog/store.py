@@ -80,6 +80,7 @@ class Catalog:
         self._skip_damaged = skip_damaged
         self._cache = PartCache(location)
         self._seen: View | None = None
+        self._records: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         return f"catalog.open({self.uri!r})"
@@ -107,7 +108,8 @@ class Catalog:
         return View(self.location, self.snapshot(), PartCache(self.location))
 
     def snapshot(self, *, allow_missing: bool = False) -> snapshot.Snapshot:
-        return snapshot.take(self.location, writing.journal_folder(self.location), allow_missing=allow_missing)
+        folder = writing.journal_folder(self.location)
+        return snapshot.take(self.location, folder, allow_missing=allow_missing, known=self._records)
 
     def _retrying(self, query: Callable[[View], _T]) -> _T:
         """Runs a query; again on a fresh view when a compaction took a part away under it."""
@@ -154,7 +156,7 @@ class Catalog:
         return query.Resume(self.rows(query.RESUME_COLUMNS))
 
     def count(self, filters: Filters = None, *, history: bool = False) -> int:
-        return self.rows(["row_id"], filters, history=history).num_rows
+        return self.rows(["attempt_no"], filters, history=history).num_rows
 
     def get(self, row_id: str) -> dict[str, Any]:
         """One row by its id or a unique prefix of it; superseded rows are found too. Raises QueryError."""

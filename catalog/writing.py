@@ -144,8 +144,9 @@ def seal_journal(location: Location, path: Path) -> PartName | None:
 
 
 def seal_orphans(location: Location, snapshot: Snapshot) -> int:
-    """Seals journals whose writer is gone; how many. Live ones are left alone. Raises StorageError, DamagedFile."""
+    """Seals journals whose writer is gone; how many. Live ones are left alone. Raises the first error after trying them all."""
     sealed = 0
+    refused: CatalogError | None = None
     for path in sorted(journal_folder(location).glob(f"*{journal.SUFFIX}")):
         with journal.orphan_lock(path) as orphaned:
             if not orphaned:
@@ -154,8 +155,14 @@ def seal_orphans(location: Location, snapshot: Snapshot) -> int:
             if any(name.startswith(f"{stem}.s") for name in snapshot.compaction.replaced):
                 path.unlink()  # sealed, and compacted since
             else:
-                seal_journal(location, path)
+                try:
+                    seal_journal(location, path)
+                except CatalogError as error:  # the others are none the worse
+                    refused = refused or error
+                    continue
             sealed += 1
+    if refused is not None:
+        raise refused
     return sealed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -152,25 +152,21 @@ def verify(
     location: CatalogOption = None,
     artifacts: Annotated[bool, typer.Option(help="Hash the artifacts too.")] = True,
     stale: Annotated[
-        bool, typer.Option("--stale", help="List verified rows of other versions of translator or harness.")
+        bool, typer.Option("--stale", help="List verified rows that another version of translator or harness made.")
     ] = False,
-    translator: Annotated[str | None, typer.Option(help="With --stale: the translator's version that counts.")] = None,
-    harness: Annotated[str | None, typer.Option(help="With --stale: the harness's version that counts.")] = None,
     drop_damaged: Annotated[
         bool, typer.Option("--drop-damaged", help="Set damaged parts aside, so that the catalog reads again without their rows.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Reads and checks every byte: hashes, sums of planned and ended attempts, doubled rows. Exit code 1 if something is wrong."""
+    """Reads and checks all: hashes, sums of planned and ended attempts, doubled rows. Exit code 1 when something is wrong."""
     from catalog import audit
     from catalog.compaction import drop_damaged as set_aside
     from farm import catalog_output as output
 
     held = open_catalog(location)
     if stale:
-        if not translator or not harness:
-            raise InputError("--stale", "needs --translator and --harness, the versions that count")
-        output.print_rows(audit.stale_rows(held, translator_version=translator, harness_version=harness), output.STALE, as_json)
+        output.print_rows(stale_rows(held), output.STALE, as_json)
         return
     if drop_damaged:
         for name in set_aside(held):
@@ -179,6 +175,14 @@ def verify(
     output.print_audit(report, as_json)
     if not report.is_clean:
         raise typer.Exit(EXIT_FAILED)
+
+
+def stale_rows(held: Catalog) -> list[dict[str, Any]]:
+    """Verified rows that another version of translator or harness made than this installation has."""
+    from catalog import audit
+    from farm.versions import harness_version, translator_version
+
+    return audit.stale_rows(held, translator_version=translator_version(), harness_version=harness_version())
 
 
 @catalog_app.command(epilog="Example: farm catalog compact --catalog s3://team/farm-catalog")

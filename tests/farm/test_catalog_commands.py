@@ -122,7 +122,7 @@ def test_upkeep(farm, held, tmp_path):
     assert farm("merge", held.uri, "-c", tmp_path / "other")[1] == "copied 4 rows, 4 artifacts, 0 revocations\n"
     code, out, _ = farm("export", tmp_path / "x.csv", "--where", "status = 'ok'", "--artifacts", tmp_path / "files")
     assert out == f"{tmp_path / 'x.csv'}: 2 rows, 4 artifacts\n" and (tmp_path / "x.csv").exists()
-    stale = json.loads(farm("verify", "--stale", "--translator", "2", "--harness", "1", "--json")[1])
+    stale = json.loads(farm("verify", "--stale", "--json")[1])
     assert {row["row_id"] for row in stale} == {id_of(held, 1), id_of(held, 2)}
 
 
@@ -165,7 +165,6 @@ def test_damage_is_told_and_can_be_set_aside(farm, held):
         (("diff", "nowhere", "nowhere", "--fail-over", "some"), "--fail-over: expected a share"),
         (("export", "x.xlsx"), "format: expected one of csv"),
         (("compact", "--rows-per-part", "0"), "Invalid value for '--rows-per-part'"),
-        (("verify", "--stale"), "--stale: needs --translator and --harness"),
         (("revoke", "--reason", "x"), "revoke: expected a row id or --binary"),
         (("list", "-c", "bogus://x/y"), "catalog: cannot use 'bogus://x/y'"),
     ],
