@@ -6,88 +6,44 @@ Knows no attention: a `Problem` says what the matrices are and how they are cut;
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from generator.authors.problem import Problem, ReasoningError
+from generator.authors.sizing import Shape, Shapes, allocate_registers, made_by
 from generator.tl.grammar import FRAGMENT_A, FRAGMENT_C
 from generator.tl.ir import (
-    INF,
-    NEG_INF,
-    Allocate,
-    Argument,
     Compute,
-    Constant,
     Copy,
     Declaration,
-    DType,
     Expr,
     For,
     Gemm,
-    Grid,
-    Hint,
     If,
-    Index,
     Let,
+    Named,
     Num,
-    Op,
-    Option,
     Program,
     Reshape,
     Stmt,
     Var,
     names,
-    walk,
     walk_statements,
 )
 
 #: What a sketch writes for a number of tiles: `for j = 0:tiles`.
 TILES = Var("tiles")
-_NEUTRAL: dict[str, Expr] = {"max": NEG_INF, "min": INF}
-
-
-class ReasoningError(ValueError):
-    """A sketch that this problem does not turn into code: names the tile or statement."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How one matrix is cut: the shape of its tiles, and which tile a block (or an iteration) takes."""
-
-    shape: tuple[Expr, ...]
-    coordinate: tuple[Expr, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """What a sketch leaves open. Only what the sketch uses is declared in the code.
-
-    matrices: global allocations. cuts: matrix name -> its tiles. loops: loop variable -> its range. lets: names that the sketch's
-    expressions use -> their meaning, in order of definition. row_axis, column_axis: extents that `rows` and `cols` range over.
-    operand_dtype: what a Reshape gives the next GEMM.
-    """
-
-    name: str
-    arguments: tuple[Argument, ...]
-    constants: tuple[Constant, ...]
-    grid: Grid
-    matrices: tuple[Allocate, ...]
-    cuts: dict[str, Cut]
-    loops: dict[str, tuple[Expr, Expr]]
-    lets: dict[str, Expr]
-    row_axis: Expr
-    column_axis: Expr
-    operand_dtype: DType
-    settings: tuple[Hint | Option, ...] = ()
 
 
 def reason(sketch: Program, problem: Problem) -> Program:
     """The code that does what the sketch says. Raises ReasoningError for what the problem does not decide."""
-    shapes = _Shapes(sketch, problem).solve()
+    shapes = Shapes(sketch, problem).solve()
     body = _Writer(problem, _operands_from_registers(sketch.body, shapes)).write(sketch.body)
-    registers = _registers(sketch, shapes)
+    registers = allocate_registers(sketch, shapes)
     used = _names_in(body) | {name for axis in problem.grid.axes for name in names(axis.extent)}
-    matrices = tuple(a for a in problem.matrices if a.name in used)
-    used |= {name for a in (*matrices, *registers) for e in (*a.shape, *a.offset) for name in names(e)}
+    addressed = [a for a in problem.matrices if a.name in used]
+    used |= {name for a in (*addressed, *registers) for e in (*a.shape, *a.offset) for name in names(e)}
+    matrices = [a for a in problem.matrices if a.name in used]  # those that hold an extent of another, too
     declared: list[Stmt] = [replace(a, names=kept) for a in problem.arguments if (kept := tuple(n for n in a.names if n in used))]
     declared += [c for c in problem.constants if c.name in used]
     declared += [*problem.settings, problem.grid, *matrices, *registers]
@@ -116,136 +72,15 @@ def _erase(body: tuple[Stmt, ...], source_of: dict[str, str]) -> Iterator[Stmt]:
                 yield s
 
 
-# ----------------------------------------------------------------------------------------------------------- shapes
-
-#: Row axis and column axis of a value; None where it is the same along that axis.
-Shape = tuple[Expr | None, Expr | None]
-_SCALAR: Shape = (None, None)
-
-
-def _join(*shapes: Shape) -> Shape:
-    """The shape that all broadcast to."""
-    rows = next((r for r, _ in shapes if r is not None), None)
-    columns = next((c for _, c in shapes if c is not None), None)
-    return rows, columns
-
-
-class _Shapes:
-    """Shapes of all tiles, by going over the statements until nothing new is learned: state is read before it is written."""
-
-    def __init__(self, sketch: Program, problem: Problem) -> None:
-        self.sketch, self.problem = sketch, problem
-        self.known: dict[str, Shape] = {}
-
-    def solve(self) -> dict[str, Shape]:
-        before = None
-        while before != self.known:
-            before = dict(self.known)
-            for s in walk_statements(self.sketch.body):
-                self._learn(s)
-        return self.known
-
-    def _learn(self, s: Stmt) -> None:
-        match s:
-            case Copy(into_level="shared" | "register", source_level="global"):
-                cut = self._cut(s.source)
-                self.known[s.into] = (cut.shape[0], cut.shape[1] if len(cut.shape) > 1 else None)
-            case Copy(into_level="global"):
-                self._cut(s.into)
-            case Gemm():
-                a, b = self.known.get(s.a, _SCALAR), self.known.get(s.b, _SCALAR)
-                self.known[s.into] = (a[1] if s.a_transposed else a[0], b[0] if s.b_transposed else b[1])
-            case Compute():
-                self.known[s.into] = _join(self.known.get(s.into, _SCALAR), self._of(s.value))
-
-    def _cut(self, matrix: str) -> Cut:
-        if matrix not in self.problem.cuts:
-            raise ReasoningError(f"{matrix}: no matrix of this problem; known are {', '.join(self.problem.cuts)}")
-        return self.problem.cuts[matrix]
-
-    def _of(self, e: Expr) -> Shape:
-        match e:
-            case Num():
-                return _SCALAR
-            case Var("rows"):
-                return self.problem.row_axis, None
-            case Var("cols"):
-                return None, self.problem.column_axis
-            case Var():
-                return self._of(self.problem.lets[e.name]) if e.name in self.problem.lets else self.known.get(e.name, _SCALAR)
-            case Index():
-                return _join(*map(self._of, e.indices))
-            case Op("rowmax" | "rowsum"):
-                return self._of(e.args[0])[0], None
-            case Op():
-                return _join(*map(self._of, e.args))
-
-
-def _registers(sketch: Program, shapes: dict[str, Shape]) -> tuple[Allocate, ...]:
-    """An allocation for every computed tile, in order of first mention; what a loop carries starts neutral."""
-    states = _initial_states(sketch.body)
-    made = dict.fromkeys(s.into for s in walk_statements(sketch.body) if isinstance(s, Compute | Gemm))
-    out = []
-    for name in made:
-        rows, columns = shapes[name]
-        if rows is None:
-            raise ReasoningError(f"{name}: its shape does not follow from the sketch: nothing that it is computed from has rows")
-        out.append(Allocate(name, "register", (rows,) if columns is None else (rows, columns), "f32", init=states.get(name)))
-    return tuple(out)
-
-
-def _initial_states(body: tuple[Stmt, ...]) -> dict[str, Expr]:
-    """What is read in a loop before the loop writes it -> the neutral element of what combines it there."""
-    states: dict[str, Expr] = {}
-    for loop in walk_statements(body):
-        if isinstance(loop, For):
-            for name in carried(loop):
-                states.setdefault(name, _neutral(name, loop))
-    return states
-
-
-def carried(loop: For) -> tuple[str, ...]:
-    """Tiles that an iteration reads before it writes them, and writes."""
-    written: set[str] = set()
-    read_first: dict[str, None] = {}
-    for s in walk_statements(loop.body):
-        reads = _tiles_read(s)
-        read_first |= dict.fromkeys(sorted(reads - written))
-        if isinstance(s, Compute | Gemm | Reshape):
-            written.add(s.into)
-    return tuple(name for name in read_first if name in written)
-
-
-def _tiles_read(s: Stmt) -> set[str]:
-    match s:
-        case Compute():
-            return names(s.value)
-        case Gemm():
-            return {s.a, s.b} | ({s.into} if s.accumulate else set())
-        case Copy() | Reshape():
-            return {s.source}
-        case _:
-            return set()
-
-
-def _neutral(name: str, loop: For) -> Expr:
-    for s in walk_statements(loop.body):
-        for e in walk(s.value) if isinstance(s, Compute) else ():
-            if isinstance(e, Op) and e.fn in _NEUTRAL and Var(name) in e.args:
-                return _NEUTRAL[e.fn]
-    return Num(0)
-
-
-# -------------------------------------------------------------------------------------------------------- statements
-
-
-def _operands_from_registers(body: tuple[Stmt, ...], shapes: dict[str, Shape]) -> set[str]:
+def _operands_from_registers(body: tuple[Stmt, ...], shapes: Mapping[str, Shape]) -> set[str]:
     """Left operands of GEMMs that another GEMM feeds, whatever lies between: those that a Reshape has to turn."""
     fed: set[str] = set()
     for s in walk_statements(body):
         match s:
             case Gemm():
                 fed.add(s.into)
+            case Named() if s.operands[0] in fed:
+                fed.add(s.into or s.operands[0])
             case Compute() if shapes[s.into][1] is not None and names(s.value) & fed:
                 fed.add(s.into)
     return {s.a for s in walk_statements(body) if isinstance(s, Gemm) and s.a in fed}
@@ -306,6 +141,8 @@ class _Writer:
                 yield replace(s, then=then, otherwise=otherwise)
             case Gemm() | Compute():
                 yield s
+            case Named(operator="Softmax"):
+                yield s  # a macro: expanding it is no matter of sizes
             case _:
                 raise ReasoningError(f"{type(s).__name__}: this statement of the sketch cannot be turned into code by rules")
 
@@ -323,6 +160,8 @@ def _names_in(body: tuple[Stmt, ...]) -> set[str]:
                 found |= {s.source, s.into}.union(*map(names, s.shape + s.coordinate))
             case Gemm():
                 found |= {s.a, s.b, s.into}
+            case Named():
+                found |= {*s.operands, *made_by(s)}
             case For():
                 found |= names(s.lo) | names(s.hi)
             case If():

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import cast
 
 from generator.authors.folding import conjunction, gathered, multiplied
-from generator.authors.reasoning import Cut, Problem, reason
+from generator.authors.problem import Cut, Problem
+from generator.authors.reasoning import reason
 from generator.binding import key_extent, rule_uses
 from generator.masks import MaskRule
 from generator.scores import ScoreRule
