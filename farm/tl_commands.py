@@ -78,16 +78,18 @@ def check(
 def fmt(
     file: FileArgument,
     check_only: Annotated[
-        bool, typer.Option("--check", help="Print nothing; exit 1 unless the file is in canonical form.")
+        bool, typer.Option("--check", help="Print nothing; exit 1 unless the file is formatted already.")
     ] = False,
 ) -> None:
-    """The canonical form of a program, on standard output. Comments are not part of a program and are left out."""
-    from generator.tl.printer import print_program
+    """The program in canonical spelling, on standard output; comments and blank lines are kept."""
+    from generator.tl.formatter import format_text
 
-    text = print_program(valid_program(file))
+    valid_program(file)
+    source = read_source(file)
+    text = format_text(source, str(file))
     if not check_only:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
-    elif read_source(file).decode().rstrip("\n") != text.rstrip("\n"):
+        sys.stdout.write(text)
+    elif source != text.encode():
         raise typer.Exit(1)
 
 

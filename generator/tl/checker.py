@@ -31,7 +31,7 @@ from generator.tl.diagnostics import Diagnostic, has_errors, in_order
 from generator.tl.expand import lower, sizes, too_large
 from generator.tl.fill import fill, hole_choices
 from generator.tl.inference import tile_shapes, transpositions
-from generator.tl.ir import FUNCTIONS, Allocate, Argument, Gemm, Grid, Op, Program, Stage, walk, walk_statements
+from generator.tl.ir import FUNCTIONS, Allocate, Argument, Copy, Gemm, Grid, Op, Program, Stage, walk, walk_statements
 from generator.tl.parser import Parsed, parse
 
 __all__ = ["Limits", "check", "parse_and_check"]
@@ -86,8 +86,9 @@ _NEEDS_ALL_LINES = frozenset(
 def _sketch(program: Program, report: Report) -> None:
     """A sketch says little that could be wrong: declarations and shapes that belong to code, and arities."""
     for s in walk_statements(program.body):
-        if isinstance(s, Argument | Grid | Allocate):
-            report.error("stage", f"{type(s).__name__} belongs to code", s.span, "a sketch says what moves and what is computed")
+        if isinstance(s, Argument | Grid | Allocate) or (isinstance(s, Copy) and s.shape):
+            what = "the shape of a Copy" if isinstance(s, Copy) else type(s).__name__
+            report.error("stage", f"{what} belongs to code", s.span, "a sketch says what moves and what is computed")
         for top in expressions_of(s):
             for e in walk(top):
                 if isinstance(e, Op) and e.fn in FUNCTIONS and len(e.args) != FUNCTIONS[e.fn]:

@@ -56,6 +56,7 @@ CODES: dict[str, str] = {
     "missing-reshape": "a GEMM fed by registers without a Reshape",
     "reshape": "a Reshape that is wrong, or an operand read by anything but a GEMM",
     "macro": "an operator without a meaning, or a macro without its state",
+    "promise": "a macro that needs a positive scale, and an argument that promises none (warning)",
     "no-value": "a tile read before it has a value",
     "coordinate": "a tile coordinate outside its matrix",
     "ragged": "a loop past the end of a matrix that no test hides (warning)",

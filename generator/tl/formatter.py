@@ -18,7 +18,8 @@ def format_text(text: str | bytes, filename: str = "") -> str:
 
 
 def _format(program: Program, lines: list[str]) -> Iterator[str]:
-    """The formatted lines; a line of several statements becomes several, its comment on the last."""
+    """The formatted lines; a line of several statements becomes several, its comment on the last,
+    in the column where it stood if there is room."""
     by_line: dict[int, list[Stmt]] = {}
     for s in walk_statements(program.body):
         by_line.setdefault(s.span.line, []).append(s)
@@ -32,8 +33,11 @@ def _format(program: Program, lines: list[str]) -> Iterator[str]:
         heads = [*_heads(statements, code, word, program)]
         if not heads:
             yield INDENT * depth + f"# {comment}" if "#" in raw else ""
-        for i, head in enumerate(heads):
-            yield INDENT * depth + head + (f"  # {comment}" if comment and i == len(heads) - 1 else "")
+        for head in heads[:-1]:
+            yield INDENT * depth + head
+        for head in heads[-1:]:
+            line = INDENT * depth + head
+            yield line.ljust(max(len(line) + 2, len(code))) + f"# {comment}" if comment else line
         if word == "else" or any(isinstance(s, For | If) or (isinstance(s, Prose) and opens_block(s.text)) for s in statements):
             depth += 1
 

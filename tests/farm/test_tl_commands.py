@@ -41,7 +41,8 @@ def test_check_shows_every_error_with_its_place(tmp_path: Path) -> None:
 
 def test_fmt_gives_the_canonical_form_and_check_knows_it(tmp_path: Path) -> None:
     done = tl("fmt", EXAMPLES / "gemm.tl")
-    assert done.exit_code == 0 and done.stdout.startswith("Kernel gemm")
+    assert done.exit_code == 0 and "\nKernel gemm\n" in done.stdout
+    assert done.stdout.startswith("# Not attention")  # comments are kept
     file = tmp_path / "gemm.tl"
     file.write_text(done.stdout)
     assert tl("fmt", file, "--check").exit_code == 0

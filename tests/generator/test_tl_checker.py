@@ -9,6 +9,7 @@ import pytest
 from generator.tl.checker import Limits, check, parse_and_check
 from generator.tl.diagnostics import TLError, render
 from generator.tl.expand import expand
+from generator.tl.fill import fill, hole_choices
 from generator.tl.ir import For, Hint, If, Program
 from generator.tl.parser import parse_or_raise
 from generator.tl.printer import print_program
@@ -23,6 +24,14 @@ RESPONSES = sorted((Path(__file__).parents[1] / "responses").glob("*.answer.md")
 def test_valid_programs_have_no_findings(path):
     text = path.read_text()
     assert render(parse_and_check(text).diagnostics, text, path.name) == ""
+
+
+@pytest.mark.parametrize("path", VALID, ids=lambda p: p.stem)
+def test_core_code_of_valid_programs_is_valid(path):
+    program = parse_or_raise(path.read_text())
+    if program.stage == "code":
+        core = expand(fill(program, next(hole_choices(program))))
+        assert render(check(core), print_program(core)) == ""
 
 
 @pytest.mark.parametrize("path", RESPONSES, ids=lambda p: p.stem)

@@ -28,14 +28,14 @@ def test_spelling_indentation_and_gaps():
 
 KERNEL  x
 # sizes
-argument a  fp32 , N int   # the call's
+argument a  fp32 , N int # the call's
 constant BM=64,   BN in {32,64}
 Allocate X in GLOBAL (N,BM) half
 Allocate Y in global (N, BM) f16
 
 
 for i = (0):ceildiv( N,BM )   reversed
-copy X (BM,64) in coordinate [ i ] from global to registers  # a tile
+copy X (BM,64) in coordinate [ i ] from global to registers # a tile
    if N>3
       compute X = X*(2)
    else
@@ -50,7 +50,7 @@ end
         == """Kernel x
 # sizes
 Argument a f32
-Argument N i32  # the call's
+Argument N i32           # the call's
 Constant BM = 64, BN in {32, 64}
 Allocate X in global (N, BM) f16
 Allocate Y in global (N, BM) f16

@@ -34,7 +34,8 @@ class Scope:
     """The names that an expression may use at one place of the text.
 
     `typings` holds scalars and Lets; a Let whose value is wrong has None: it is known, and says nothing more. `later` is where
-        each name of the program is first defined, for hints; about `silent` names everything has been said.
+    each name of the program is first defined, for hints; about `silent` names everything has been said; `unpromised` arguments
+    need not be positive.
     """
 
     report: Report
@@ -46,6 +47,7 @@ class Scope:
     places: dict[str, Span] = field(default_factory=dict)
     let_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
     block: set[str] = field(default_factory=set)
+    unpromised: set[str] = field(default_factory=set)
 
     @staticmethod
     def of(program: Program, report: Report, silent: Iterable[str] = ()) -> Scope:
@@ -65,6 +67,7 @@ class Scope:
             self.matrices,
             dict(self.places),
             self.let_sizes,
+            unpromised=self.unpromised,
         )
 
     # ------------------------------------------------------------------------------------------------- definitions

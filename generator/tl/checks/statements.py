@@ -100,6 +100,8 @@ def _argument(s: Argument, scope: Scope) -> None:
         scope.report.error("dtype", f"an argument is f32 or i32, found {s.dtype}", s.span, hint, "f32 or i32", s.dtype)
     for name in s.names:
         scope.define(name, Typing(Rank.SCALAR, kind_of_dtype(s.dtype)), s.span)
+    if not s.positive:
+        scope.unpromised |= set(s.names)
 
 
 def _grid(s: Grid, scope: Scope) -> None:
@@ -321,6 +323,9 @@ def _named(s: Named, scope: Scope) -> None:
         scope.report.error("arity", "Softmax takes its scores and a scale", s.span, hint, "2", str(len(s.operands)))
     if len(s.operands) > 1:
         check_scalar(Var(s.operands[1], span=s.span), scope, Kind.FLOAT, "the scale of Softmax")
+        if s.operands[1] in scope.unpromised:
+            hint = f"write Argument {s.operands[1]} f32 positive, or multiply the scores by it and leave it out here"
+            scope.report.warning("promise", f"Softmax needs a positive {s.operands[1]}", s.span, hint)
     if len(s.state) < 2:
         hint = (
             f"write Compute Softmax {', '.join(s.operands)} and get {into} with row_max, row_sum, acc, all allocated in register"
