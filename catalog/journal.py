@@ -7,6 +7,7 @@ lives, so that anybody can tell a live journal from an orphan.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -57,20 +58,24 @@ class JournalContents:
 
 
 class JournalWriter:
-    """One open journal. The file appears with the first row."""
+    """One open journal. The file appears with the first row.
+
+    is_broken: a write failed in a way that leaves the file uncertain; its whole rows count, and no more are to be appended.
+    """
 
     def __init__(self, folder: Path, run_id: str, writer_id: str, counter: int) -> None:
         self.path = folder / (stem(run_id, writer_id, counter) + SUFFIX)
         self.counter = counter
         self.num_rows = 0
         self.num_bytes = 0
+        self.is_broken = False
         self._descriptor = -1
-        self._torn = False
         header = {"journal": 1, "schema_version": schema.SCHEMA_VERSION, "run_id": run_id, "writer_id": writer_id}
         self._header = lines.with_checksum(lines.encode(header))
 
     def append(self, rows: list[dict[str, Any]]) -> None:
         """Writes rows and waits until they are on the disk. Raises StorageError, and then none of them counts as stored."""
+        assert not self.is_broken
         data = b"".join(lines.with_checksum(lines.encode(row)) for row in rows)
         with storage_errors("appending rows", str(self.path)):
             if self._descriptor < 0:
@@ -81,7 +86,8 @@ class JournalWriter:
     def close(self) -> None:
         """Gives up the lock. The file stays."""
         if self._descriptor >= 0:
-            os.close(self._descriptor)
+            with contextlib.suppress(OSError):  # of a file system that went away; every row was waited for already
+                os.close(self._descriptor)
             self._descriptor = -1
 
     def _open(self) -> None:
@@ -96,26 +102,24 @@ class JournalWriter:
         sync_folder(self.path.parent)
 
     def _write(self, data: bytes) -> None:
-        if self._torn:
-            data = b"\n" + data  # ends the half line that an earlier failure left
         try:
             view = memoryview(data)
             while view:
                 view = view[os.write(self._descriptor, view) :]
             os.fsync(self._descriptor)
-        except OSError:
-            self._undo()
+        except OSError as error:
+            self._undo(error)
             raise
-        self._torn = False
         self.num_bytes += len(data)
 
-    def _undo(self) -> None:
+    def _undo(self, error: OSError) -> None:
         """Cuts off what a failed write left, so that rows which were reported as not stored do not appear."""
+        self.is_broken = error.errno not in (errno.ENOSPC, errno.EDQUOT) or not self.num_bytes
         try:
             os.ftruncate(self._descriptor, self.num_bytes)
             os.fsync(self._descriptor)
         except OSError:
-            self._torn = True
+            self.is_broken = True
 
 
 def read(path: Path) -> JournalContents:

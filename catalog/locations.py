@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import os
 import secrets
 import urllib.parse
@@ -23,6 +24,8 @@ from catalog.errors import LocationError, storage_errors
 #: pyarrow type names of stores where a reader sees a whole object or none.
 _ATOMIC_PUT = ("s3", "gcs", "abfs")
 TEMPORARY = ".tmp-"
+#: What file systems without hard links answer.
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +153,7 @@ class Location:
             if check is not None:
                 check(temporary.read_bytes())
             if new:
-                os.link(temporary, final)  # unlike a rename, fails when the name is taken
+                _link_new(temporary, final)
             else:
                 os.replace(temporary, final)
             sync_folder(final.parent)
@@ -181,6 +184,18 @@ class Location:
                 self.filesystem.delete_file(self.at(written))
             raise
         return True
+
+
+def _link_new(temporary: Path, final: Path) -> None:
+    """Gives a file its name; raises FileExistsError when it is taken, which a rename does not."""
+    try:
+        os.link(temporary, final)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        if final.exists():
+            raise FileExistsError from None
+        os.rename(temporary, final)
 
 
 def _list_local(folder: Path) -> list[Entry]:

@@ -9,13 +9,14 @@ import secrets
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from catalog import journal, marks
-from catalog.errors import CatalogError, FencedRun
+from catalog.errors import CatalogError, FencedRun, StorageError
 from catalog.journal import JournalWriter
 from catalog.locations import Location
 from catalog.parts import PartName, publish
@@ -26,6 +27,7 @@ from catalog.snapshot import COMPACTED, JOURNALS, ROWS, Snapshot
 SEAL_ROWS = 1000
 SEAL_BYTES = 8 << 20
 SEAL_SECONDS = 600.0
+_RETRY_SECONDS = 30.0
 MERGED = "merged"
 _RESERVED = (COMPACTED, MERGED)
 
@@ -61,7 +63,9 @@ class Writer:
         self._sequence = first_sequence
         self._folder = journal_folder(location)
         self._journal = JournalWriter(self._folder, run_id, self.writer_id, 1)
+        self._unsealed: list[JournalWriter] = []
         self._opened = time.monotonic()
+        self._next_try = 0.0
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
@@ -85,10 +89,12 @@ class Writer:
                 seal_row(row, run_id=self.run_id, writer_id=self.writer_id, sequence=self._sequence + i)
                 for i, row in enumerate(checked)
             ]
+            if self._journal.is_broken:
+                self._next_journal()
             self._journal.append(sealed)
             self._sequence += len(sealed)
             if self._is_full():
-                self._seal()
+                self._try_to_seal()
             return [row["row_id"] for row in sealed]
 
     def seal(self) -> None:
@@ -105,7 +111,8 @@ class Writer:
                 try:
                     self._seal()
                 finally:
-                    self._journal.close()
+                    for held in (*self._unsealed, self._journal):
+                        held.close()
 
     def _usable(self) -> None:
         if self._closed or os.getpid() != self._pid:
@@ -113,14 +120,34 @@ class Writer:
 
     def _is_full(self) -> bool:
         held = self._journal
-        old = time.monotonic() - self._opened > SEAL_SECONDS
-        return held.num_rows >= SEAL_ROWS or held.num_bytes >= SEAL_BYTES or (held.num_rows > 0 and old)
+        big = held.num_rows >= SEAL_ROWS or held.num_bytes >= SEAL_BYTES
+        return time.monotonic() >= self._next_try and (big or time.monotonic() - self._opened > SEAL_SECONDS)
+
+    def _try_to_seal(self) -> None:
+        """The rows are safe in the journal: when they cannot be sealed now, that is for later."""
+        try:
+            self._seal()
+        except StorageError as error:
+            self._next_try = time.monotonic() + _RETRY_SECONDS
+            warnings.warn(f"{error}; its rows stay in the journal meanwhile", RuntimeWarning, stacklevel=4)
 
     def _seal(self) -> None:
-        if self._journal.num_rows:
+        if self._journal.num_rows or self._unsealed:
             check_fence(self._location, self.run_id)
-            seal_journal(self._location, self._journal.path)
-        self._journal.close()
+        if self._journal.num_rows:
+            self._next_journal()
+        while self._unsealed:
+            held = self._unsealed[0]
+            seal_journal(self._location, held.path)
+            held.close()
+            self._unsealed.pop(0)
+
+    def _next_journal(self) -> None:
+        """Later rows go to a new journal; the lock of this one is kept until it is sealed."""
+        if self._journal.num_rows:
+            self._unsealed.append(self._journal)
+        else:
+            self._journal.close()
         self._journal = JournalWriter(self._folder, self.run_id, self.writer_id, self._journal.counter + 1)
         self._opened = time.monotonic()
 

@@ -1,6 +1,7 @@
 """The storage contract: durable rows, torn and flipped bytes, writers that die, fences, resuming reads of every state."""
 
 import datetime as dt
+import errno
 import multiprocessing
 import os
 import signal
@@ -336,32 +337,73 @@ def test_times_come_back_in_utc_and_order_is_by_sequence(cat):
         cat.rows(filters="created_at > '2026-01-01T00:00'")
 
 
+def _no_space(*args):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_full_disk_is_one_clear_message_and_loses_nothing(cat, monkeypatch):
     writer = cat.writer("r1")
     writer.append(attempt(1))
     real = os.write
 
     def half(descriptor, data):
-        if len(data) > 100:
-            return real(descriptor, data[: len(data) // 2])
-        raise OSError(28, "No space left on device")
+        return real(descriptor, data[: len(data) // 2]) if len(data) > 100 else _no_space()
 
     with monkeypatch.context() as full:
         full.setattr(os, "write", half)
         with pytest.raises(StorageError, match="the disk is full; make room"):
             writer.append(attempt(2))
-        full.setattr(os, "ftruncate", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        assert keys_of(cat) == [sha("attempt 1")]
+        full.setattr(os, "ftruncate", _no_space)
         with pytest.raises(StorageError, match="the disk is full"):
             writer.append(attempt(3))
         assert keys_of(cat) == [sha("attempt 1")]
     writer.append(attempt(4))
     with monkeypatch.context() as full:
-        full.setattr(os, "link", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        full.setattr(os, "link", _no_space)
         with pytest.raises(StorageError, match="the disk is full"):
-            writer.close()  # sealing fails; the journal keeps the rows
+            writer.close()  # sealing fails; the journals keep the rows
     expected = sorted([sha("attempt 1"), sha("attempt 4")])
     assert keys_of(cat) == expected and not part_files(cat)
-    assert keys_of(catalog.open(cat.uri)) == expected and len(part_files(cat)) == 1
+    assert keys_of(catalog.open(cat.uri)) == expected and len(part_files(cat)) == 2
+
+
+def test_a_folder_that_is_gone_for_a_minute_costs_the_rows_of_that_minute(cat, monkeypatch):
+    with cat.writer("r1") as writer:
+        writer.append(attempt(1))
+        with monkeypatch.context() as gone:
+            gone.setattr(os, "fsync", lambda d: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale file handle")))
+            for i in (2, 3):
+                with pytest.raises(StorageError, match="appending rows failed: .*Stale file handle"):
+                    writer.append(attempt(i))
+        writer.append(attempt(4))
+        assert keys_of(cat) == sorted([sha("attempt 1"), sha("attempt 4")])
+    assert keys_of(catalog.open(cat.uri)) == sorted([sha("attempt 1"), sha("attempt 4")])
+    assert not list((cat.location.local / "journal").iterdir())
+
+
+def test_a_row_is_stored_even_when_it_cannot_be_sealed_yet(cat, monkeypatch):
+    monkeypatch.setattr(writing, "SEAL_ROWS", 2)
+    monkeypatch.setattr(writing, "_RETRY_SECONDS", 0.0)
+    writer = cat.writer("r1")
+    with monkeypatch.context() as full:
+        full.setattr(os, "link", _no_space)
+        writer.append(attempt(1))
+        with pytest.warns(RuntimeWarning, match="the disk is full.*stay in the journal"):
+            writer.append(attempt(2))
+        writer.append(attempt(3))
+    assert cat.count() == 3 and not part_files(cat)
+    writer.append(attempt(4))
+    assert cat.count() == 4 and len(part_files(cat)) == 2
+    writer.close()
+
+
+def test_a_file_system_without_hard_links(cat, monkeypatch):
+    monkeypatch.setattr(os, "link", lambda *a: (_ for _ in ()).throw(OSError(errno.EOPNOTSUPP, "Operation not supported")))
+    with cat.writer("r1") as writer:
+        writer.append(attempt(1))
+    name = cat.artifacts.put("x")
+    assert cat.artifacts.put("x") == name and len(part_files(cat)) == 1 and catalog.open(cat.uri).count() == 1
 
 
 def test_a_read_only_location_can_be_read(cat, monkeypatch):
