@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import queue
 import threading
@@ -48,9 +49,23 @@ def run_stages(job: Job, shop: Shop) -> Row:
     stages = stages_of(shop)
     try:
         built = stages.build(job, shop)
-        return stages.prove(built, shop) if isinstance(built, Built) else built
+        if not isinstance(built, Built):
+            return built
+        if job.target not in stages.device_keys((job.target,)):
+            return stages.row_unproven(built, "compiled_unverified", "no device here can run this target")
+        problems = _inspected("cpu", shop)
+        if problems:
+            return stages.row_unproven(built, "missing_device", f"out of service: {problems[0]}")
+        return stages.prove(built, shop)
     except Exception as error:
         return stages.row_without_verdict(job, "not_run", trouble_of(error))
+
+
+@functools.lru_cache(maxsize=8)
+def _inspected(device: str, shop: Shop) -> tuple[str, ...]:
+    """What keeps a device of this machine from serving; asked once a process."""
+    problems: tuple[str, ...] = stages_of(shop).inspect_device(device, shop)[2]
+    return problems
 
 
 class LocalExecutor:

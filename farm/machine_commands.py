@@ -1,7 +1,8 @@
-"""`farm doctor`, `targets`, `variants`, `report`: what this machine can do, and what a catalog holds. Parses flags and prints."""
+"""`farm doctor`, `selftest`, `targets`, `variants`, `report`: what this machine can do, and what a catalog holds. Parses flags and prints."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Annotated
@@ -33,6 +34,30 @@ def doctor(
         for what, targets in (("build for", found.can_build), ("verify", found.can_verify), ("load", found.can_load)):
             typer.echo(f"This machine can {what}: {', '.join(targets) or 'nothing'}")
     if not found.well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def selftest(
+    quick: Annotated[bool, typer.Option(help="A third of the traps, and no timing: what a sweep asks of a machine.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Every trap has to be refused for its reason, and a known good kernel accepted. Exit code 1 when this machine is not to be trusted."""
+    from farm.config import load_config
+    from verifier.selftest import Check, passed
+    from verifier.selftest import selftest as run_selftest
+
+    def show(check: Check) -> None:
+        if not as_json:
+            word = "ok    " if check.ok else "FAILED"
+            found = check.found if check.ok else f"expected {check.expected}, found {check.found}"
+            typer.echo(f"{word}  {check.name}: {found} ({check.seconds:.1f} s)")
+
+    checks = run_selftest(load_config().cache, quick=quick, progress=show)
+    if as_json:
+        typer.echo(json.dumps({"passed": passed(checks), "checks": [dataclasses.asdict(c) for c in checks]}))
+    else:
+        typer.echo(f"{sum(c.ok for c in checks)} of {len(checks)} checks passed")
+    if not passed(checks):
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -24,6 +24,7 @@ __all__ = ["DeviceWish", "RayExecutor", "local_wishes", "start_session"]
 TICK_S = 0.1
 QUEUED_PER_DEVICE = 2  # one running, one waiting
 STRIKES = 3  # deaths in a row without a finished job, after which a device is out of service
+HELLO_S = 300.0  # for a device to start and pass its self-test
 GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
 
 
@@ -92,6 +93,10 @@ class RayExecutor:
             self._todo.append(job)
             self._lock.notify()
         return future
+
+    def busy_s(self) -> float:
+        """Seconds that devices worked on candidates so far, all together."""
+        return sum(s.busy_s for s in self._slots)
 
     def state(self) -> dict[str, Any]:
         elapsed = max(time.monotonic() - self._started, 1e-9)
@@ -237,14 +242,14 @@ class RayExecutor:
                 building.deadline = now + GRACE_S  # its end arrives as an error
         for slot in self._slots:
             if (slot.tasks or slot.hello) and now > slot.deadline:
-                limit_s = GRACE_S if slot.hello else self._shop.prove_wall_s + GRACE_S
+                limit_s = HELLO_S if slot.hello else self._shop.prove_wall_s + GRACE_S
                 self._actor_died(slot, TimeoutError(f"no answer within {limit_s:.0f} s"))
 
     # ------------------------------------------------------------------------------------------------------ small parts
 
     def _open(self, wish: DeviceWish) -> _Slot:
         actor = actors.Device.options(**dict(wish.options)).remote(wish.device, self._shop)
-        return _Slot(wish, actor, hello=actor.hello.remote(), deadline=time.monotonic() + GRACE_S)
+        return _Slot(wish, actor, hello=actor.hello.remote(), deadline=time.monotonic() + HELLO_S)
 
     def _lost(self, job: Job, who: str, error: BaseException) -> Row:
         return self._stages.row_without_verdict(job, "lost_node", f"{who} was lost: {_first_line(error)}")

@@ -57,7 +57,7 @@ def known_rules(kind: str) -> dict[str, RuleReader]:
 
 def known_targets() -> tuple[str, ...]:
     """Names that a plan may give; `cpu` is the strongest instruction set of the machine that measures."""
-    return tuple(dict.fromkeys((*TARGETS, *CPU_FORMS, "sm_75", "sm_80", "sm_90a")))
+    return tuple(dict.fromkeys((*TARGETS, *CPU_FORMS)))
 
 
 def resolved_targets(targets: tuple[str, ...]) -> tuple[str, ...]:

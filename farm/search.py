@@ -63,7 +63,7 @@ class RuleSearch:
     async def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> None:
         try:
             sketch = self.author.sketch(spec)
-            code = self.author.code(spec, target.partition("-")[0], sketch)
+            code = self.author.code(spec, target, sketch)
         except SpecError as error:
             await attempt(self._job_without_program(spec, target, str(error)))
             return

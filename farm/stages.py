@@ -1,0 +1,176 @@
+"""One attempt from spec to catalog row: what the design's table says, as plain functions. Knows no queue, no Ray and no plan.
+
+    spec -> sketch -> code -> holes filled       the author and the search (farm.search), before the job exists
+    text -> checked program -> source -> binary  `build`: runs anywhere, runs no candidate
+    binary -> verdict -> measurement -> row      `prove`: on the device, the candidate in a killable child
+
+Every way out is a row with a reason of `verifier.records.REASONS`. `run_attempt` is both in turn.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from catalog.schema import make_row
+from farm import rows
+from farm.jobs import Built, Job, Row, Shop
+from farm.quiet import compiling, measuring
+from farm.rules import forms_here
+from farm.variants import load_variants
+from farm.versions import harness_version, translator_version
+from generator.spec import SpecError
+from generator.targets import find_target
+from generator.tl.checker import parse_and_check
+from generator.tl.diagnostics import Diagnostic, render
+from generator.translate import translate
+from generator.translate.records import Translated, Untranslatable
+from verifier.benchmark import Patience, measure
+from verifier.children import Limits
+from verifier.compile import compile_translated
+from verifier.environment import device_key
+from verifier.judge import judge
+from verifier.selftest import ensure_selftest
+from verifier.records import Binary, CompileFailed, Failed, Measurement, Passed, Verdict
+
+#: Verdicts of this process by (binary, spec): a later rung of a search measures the same bytes for longer.
+_VERDICTS: OrderedDict[tuple[str, str], Passed] = OrderedDict()
+_KEPT_VERDICTS = 256
+
+
+def run_attempt(job: Job, shop: Shop, device: str = "cpu") -> Row:
+    """One job to its row."""
+    built = build(job, shop)
+    return prove(built, shop, device) if isinstance(built, Built) else built
+
+
+def build(job: Job, shop: Shop) -> Built | Row:
+    """The program read, checked, translated and compiled; or the row that says why not."""
+    _know_variants(shop)
+    store = rows.artifacts_at(shop.catalog)
+    columns = job.columns | rows.of_texts(job, store)
+    if job.trouble:
+        return _row(job, shop, columns, *job.trouble)
+    parsed = parse_and_check(job.program, filled=True)
+    if parsed.program is None:
+        log = render(parsed.diagnostics, job.program, "program.tl")
+        return _row(job, shop, columns | rows.of_log(log, store), "tl_rejected", _first(parsed.diagnostics))
+    match translate(parsed.program, find_target(job.target)):
+        case Untranslatable() as no:
+            return _row(job, shop, columns, no.reason, no.message)
+        case Translated() as translated:
+            columns |= rows.of_translated(translated, store)
+    with compiling():
+        result = compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s))
+    match result:
+        case CompileFailed() as no:
+            columns |= rows.of_log(no.log, store) | {"compile_s": no.compile_s}
+            return _row(job, shop, columns, no.reason, rows.last_error(no.log))
+        case Binary() as binary:
+            return Built(job, translated.launch, binary, columns | rows.of_binary(binary, store))
+
+
+def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
+    """The binary judged and, when it passed, measured beside its rivals."""
+    _know_variants(shop)
+    job, columns = built.job, built.columns | dict(rows.device_columns(device))
+    binary = rows.present(built.binary, rows.artifacts_at(shop.catalog), Path(shop.cache))
+    try:
+        verdict = _judged(binary, built)
+    except SpecError as error:
+        return _row(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
+    columns |= rows.of_verdict(verdict)
+    if isinstance(verdict, Failed):
+        return _row(job, shop, columns, verdict.reason, verdict.witness.message)
+    started = time.monotonic()
+    with measuring():
+        result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s))
+    columns["measure_s"] = time.monotonic() - started
+    match result:
+        case Failed() as no:
+            return _row(job, shop, columns | rows.of_witness(no.witness), no.reason, no.witness.message)
+        case Measurement() as timed:
+            return _row(job, shop, columns | rows.of_measurement(timed), "ok", "")
+
+
+def row_unproven(built: Built, reason: str, message: str) -> Row:
+    """The row of a binary that no device here can run."""
+    return _row(built.job, None, built.columns, reason, message)
+
+
+def row_without_verdict(job: Job, reason: str, message: str) -> Row:
+    """The row of a job that was lost or stopped on its way."""
+    return _row(job, None, job.columns, reason, message)
+
+
+def inspect_device(device: str, shop: Shop) -> tuple[str, str, tuple[str, ...]]:
+    """What a device says of itself on start: description, device key, and what keeps it from serving.
+
+    Nothing is judged on a machine that does not refuse the traps and accept a known good kernel.
+    """
+    key = device_key(device)
+    checks = ensure_selftest(shop.cache)
+    problems = tuple(f"self-test: {c.name}: expected {c.expected}, found {c.found}" for c in checks if not c.ok)
+    return key.name, key.hash, problems
+
+
+def versions() -> tuple[str, str]:
+    """Translator and harness, as rows name them."""
+    return translator_version(), harness_version()
+
+
+def device_keys(targets: Sequence[str]) -> dict[str, str]:
+    """Target -> key of the device of this machine that runs it; what is missing here can only be built."""
+    return {target: device_key("cpu").hash for target in targets if target in forms_here()}
+
+
+# --------------------------------------------------------------------------------------------------------- small parts
+
+
+def _judged(binary: Binary, built: Built) -> Verdict:
+    """The verdict on these bytes for this problem; one that passed a moment ago in this process is not asked for again."""
+    key = (binary.hash, built.job.spec.hash)
+    if (known := _VERDICTS.get(key)) is not None:
+        return known
+    verdict = judge(binary, built.launch, built.job.spec)
+    if isinstance(verdict, Passed):
+        _VERDICTS[key] = verdict
+        while len(_VERDICTS) > _KEPT_VERDICTS:
+            _VERDICTS.popitem(last=False)
+    return verdict
+
+
+def _row(job: Job, shop: Shop | None, columns: dict[str, Any], reason: str, message: str) -> Row:
+    return make_row(
+        **columns,
+        attempt_key=job.key,
+        attempt_no=job.attempt_no,
+        reason_code=reason,
+        message=message or None,
+        spec=job.spec,
+        spec_name=job.spec.name or None,
+        target=find_target(job.target).name,
+        translator_version=translator_version(),
+        harness_version=harness_version(),
+        sweep_id=shop.sweep_id if shop else None,
+    )
+
+
+def _first(diagnostics: Sequence[Diagnostic]) -> str:
+    errors = [d for d in diagnostics if d.severity == "error"]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    return f"{errors[0]}{more}" if errors else "no program"
+
+
+@functools.lru_cache(maxsize=4)
+def _load(path: str) -> None:
+    load_variants(path)
+
+
+def _know_variants(shop: Shop) -> None:
+    if shop.variants:
+        _load(shop.variants)
