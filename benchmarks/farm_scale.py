@@ -1,4 +1,4 @@
-"""What the farm itself costs: CPU of all its processes for an attempt, how busy devices are kept, and memory against the plan's length.
+"""What the farm itself costs: CPU of all its processes for an attempt, how busy devices are, memory against the plan's length.
 
     python benchmarks/farm_scale.py overhead --devices 1 2 4 8 16 32 --attempts 400
     python benchmarks/farm_scale.py memory --attempts 10000 100000 1000000
@@ -72,7 +72,9 @@ def overhead(num_devices: int, attempts: int, candidate_s: float) -> dict[str, A
     with tempfile.TemporaryDirectory() as folder:
         start_session("local", max(2, num_devices // 4))
         shop = Shop(f"{folder}/catalog", folder, stages="farm.standin")
-        executor = RayExecutor(shop, tuple(DeviceWish("cpu", ("cpu-avx2",)) for _ in range(num_devices)), max(2, num_devices // 4))
+        executor = RayExecutor(
+            shop, tuple(DeviceWish("cpu", ("cpu-avx2",)) for _ in range(num_devices)), max(2, num_devices // 4)
+        )
         opened = store.open(shop.catalog, create=True)
         with opened.writer("scale") as writer:
             warm = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None))
@@ -122,7 +124,7 @@ class Counting:
 
 
 def memory(attempts: int, with_catalog: bool) -> dict[str, Any]:
-    """A plan of so many attempts past an executor that answers at once; run in a process of its own, since memory never shrinks."""
+    """A plan of so many attempts past an executor that answers at once; in a fresh process, since memory never shrinks."""
     started, used = time.monotonic(), time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         writer = store.open(f"{folder}/catalog", create=True).writer("scale") if with_catalog else Counting()

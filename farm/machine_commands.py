@@ -1,4 +1,4 @@
-"""`farm doctor`, `selftest`, `targets`, `variants`, `report`: what this machine can do, and what a catalog holds. Parses flags and prints."""
+"""`farm doctor`, `selftest`, `targets`, `variants`, `report`: what a machine can do, what a catalog holds.."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def selftest(
     quick: Annotated[bool, typer.Option(help="A third of the traps, and no timing: what a sweep asks of a machine.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Every trap has to be refused for its reason, and a known good kernel accepted. Exit code 1 when this machine is not to be trusted."""
+    """Traps have to be refused, each for its reason, and a known good kernel accepted. Exit code 1 when one is not."""
     from farm.config import load_config
     from verifier.selftest import Check, passed
     from verifier.selftest import selftest as run_selftest

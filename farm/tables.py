@@ -28,7 +28,7 @@ def print_summary(summary: Summary) -> None:
         print(f"Not finished: {summary.stop_reason}. The same command goes on from here.")
     if summary.any_verified:
         print(f'\nLoad the result in Python:\n\n    import catalog; catalog.configure(catalog="{summary.catalog}")')
-        print("    out = catalog.scaled_dot_product_attention(q, k, v, is_causal=True)")
+        print("    out = catalog.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)")
 
 
 def _cell(column: str, value: Any) -> str:

@@ -35,13 +35,14 @@ Progress = Callable[[str], None]
 @dataclass(frozen=True, slots=True)
 class Patience:
     """When to stop: after at least min_rounds, once the interval of the ratio is narrower than `spread` (relative), or at
-    budget_s or max_rounds.
+    budget_s or max_rounds. near: rivals that are more than so many times as slow as the fastest one sit the rounds out.
     """
 
     min_rounds: int = 8
     max_rounds: int = 60
     budget_s: float = 3.0
     spread: float = 0.04
+    near: float = float("inf")
 
 
 def measure(
@@ -96,6 +97,7 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
         floor = floor_s(job.spec, work, job.num_threads)
         names, unsupported, matmul_flops = workload.start_rivals()
         alone = {name: statistics.median(workload.time_batch(name).call_s for _ in range(3)) for name in names}
+        names = _near(names, alone, job.patience.near, unsupported)
         workload.load_candidate()
         job.say("alternating")
         samples = _rounds(job, workload, names)
@@ -121,6 +123,15 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
         "fences": fences,
     }
     return _measurement(job, timings, samples, unsupported, floor, workload.wall_vs_device(), facts)
+
+
+def _near(names: Sequence[str], alone: dict[str, float], near: float, unsupported: dict[str, str]) -> list[str]:
+    """The rivals that may be the best; `unsupported` says of the others how slow they are."""
+    fastest = min(alone.values(), default=0.0)
+    for name in names:
+        if alone[name] > near * fastest:
+            unsupported[name] = f"{alone[name] / fastest:.1f} times as slow as the fastest rival, timed without the candidate"
+    return [name for name in names if name not in unsupported]
 
 
 def _rounds(job: _Job, workload: Workload, names: Sequence[str]) -> dict[str, list[float]]:

@@ -1,0 +1,119 @@
+"""One attempt from spec to row on a small real problem, and a row for every way out."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from catalog import store
+from farm import stages
+from farm.jobs import Built, Job, Shop
+from farm.rules import forms_here
+from generator.authors.rules import RuleAuthor
+from generator.canonical import digest_text
+from generator.spec import AttentionSpec, Rule
+from generator.tl.fill import fill, hole_choices
+from generator.tl.printer import print_program
+
+SPEC = AttentionSpec(4, 2, 32, 32, 1, 70, 70, masks=(Rule.make("causal", align="bottom_right"),), name="small")
+TARGET = forms_here()[0] if forms_here() else "cpu-avx2"
+pytestmark = pytest.mark.skipif(not forms_here(), reason="no AVX2 here")
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Shop:
+    folder = tmp_path_factory.mktemp("stages")
+    store.open(folder / "catalog", create=True)
+    return Shop(str(folder / "catalog"), str(folder / "cache"), sweep_id="test")
+
+
+def job(**changes: Any) -> Job:
+    code = RuleAuthor().code(SPEC, TARGET)
+    holes = next(hole_choices(code))
+    program = print_program(fill(code, holes))
+    texts = {"code": print_program(code)}
+    made = Job(digest_text("job"), SPEC, TARGET, program, measure_s=0.2, texts=texts, columns={"tuning": holes})
+    return dataclasses.replace(made, **changes)
+
+
+@pytest.fixture(scope="module")
+def built(shop: Shop) -> Built:
+    result = stages.build(job(), shop)
+    assert isinstance(result, Built), result
+    return result
+
+
+def proven(built: Built, shop: Shop) -> dict[str, Any]:
+    """The row; once more where other work on this machine disturbed the timing, as the scheduler does."""
+    for _ in range(4):
+        row = stages.prove(built, shop)
+        if row["reason_code"] != "throttled":
+            return row
+    pytest.skip("this machine is too busy to time anything")
+
+
+def test_a_right_kernel_is_a_row_with_verdict_time_and_artifacts(shop: Shop, built: Built) -> None:
+    row = proven(built, shop)
+    assert row["reason_code"] == "ok", row["message"]
+    assert row["target"] == "cpu" and row["isa"] == [TARGET.removeprefix("cpu-")] and row["p50_s"] > 0 and row["ratio_p50"] > 0
+    assert row["baseline_name"].startswith("torch") and row["device_key"] and len(row["verified_shapes"]) > 3
+    assert json.loads(row["tuning"]) == built.job.columns["tuning"]
+    kept = store.open(shop.catalog).artifacts
+    for name in ("program_hash", "tl_hash", "source_hash", "binary_hash"):
+        assert kept.get(row[name]), name
+    assert kept.text(row["program_hash"]) == built.job.program
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "message"),
+    [
+        (lambda p: p.replace("Compute GEMM Q, K^T and get S", "Compute GEMM Q, Kay^T and get S"), "tl_rejected", "Kay"),
+        (lambda p: "", "author_failed", "no rules for it"),
+    ],
+)
+def test_what_cannot_be_built_is_a_row(shop: Shop, change: Any, reason: str, message: str) -> None:
+    program = change(job().program)
+    trouble = None if program else ("author_failed", "no rules for it")
+    row = stages.build(job(program=program, trouble=trouble), shop)
+    assert isinstance(row, dict) and row["reason_code"] == reason and message in row["message"]
+
+
+def test_a_wrong_program_is_a_row_with_a_witness(shop: Shop) -> None:
+    wrong = job().program.replace("rowsum(P)", "rowmax(P)")
+    assert wrong != job().program
+    row = stages.run_attempt(job(program=wrong, key=digest_text("wrong")), shop)
+    assert row["reason_code"] == "wrong_value" and row["witness_check"] and row["witness_input"] and row["p50_s"] is None
+
+
+def test_a_binary_that_changed_on_its_way_is_not_judged(shop: Shop, built: Built, tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    other.write_bytes(Path(built.binary.path).read_bytes() + b"x")
+    changed = dataclasses.replace(built, binary=dataclasses.replace(built.binary, path=str(other)))
+    with pytest.raises(ValueError, match="is not what was built"):
+        stages.prove(changed, shop)
+
+
+def test_a_binary_is_fetched_from_the_catalog_where_it_was_not_built(shop: Shop, built: Built, tmp_path: Path) -> None:
+    gone = dataclasses.replace(built, binary=dataclasses.replace(built.binary, path=str(tmp_path / "gone.so")))
+    row = proven(gone, dataclasses.replace(shop, cache=str(tmp_path)))
+    assert row["reason_code"] == "ok"
+
+
+def test_a_target_without_a_device_keeps_its_binary(shop: Shop, built: Built) -> None:
+    row = stages.row_unproven(built, "compiled_unverified", "no device here can run this target")
+    assert (row["status"], row["binary_hash"]) == ("unverified", built.binary.hash)
+
+
+def test_lost_jobs_are_rows() -> None:
+    row = stages.row_without_verdict(job(), "lost_node", "builder was lost")
+    assert row["status"] == "not_run" and row["spec_name"] == "small"
+
+
+def test_versions_follow_the_code() -> None:
+    translator, harness = stages.versions()
+    assert translator != harness and "+" in translator
+    assert set(stages.device_keys((TARGET, "sm_80"))) == {TARGET}
