@@ -232,9 +232,13 @@ def _attend(block: Block, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor
     narrow = replace(block, keys=block.keys[:, :, used])
     scores, logits = apply_scores(narrow, q @ k.T * as_f32(spec.scale))
     scores = scores.masked_fill(~seen[:, :, used], -torch.inf)
-    lse = torch.logsumexp(torch.cat([scores, logits.expand(*scores.shape[:2], -1)], 2), 2, keepdim=True)
-    weights = torch.exp(scores - lse.masked_fill(lse == -torch.inf, 0))
-    return weights @ v, lse.squeeze(2), weights @ v.abs()
+    logits = logits.expand(*scores.shape[:2], -1)
+    top = torch.cat([scores, logits], 2).amax(2, keepdim=True)
+    base = top.masked_fill(top == -torch.inf, 0)
+    weights = torch.exp(scores - base)
+    total = weights.sum(2, keepdim=True) + torch.exp(logits - base).sum(2, keepdim=True)
+    weights = torch.where(total > 0, weights / total, 0)
+    return weights @ v, (base + torch.log(total)).squeeze(2), weights @ v.abs()
 
 
 def apply_scores(block: Block, scores: Tensor) -> tuple[Tensor, Tensor]:
