@@ -25,7 +25,7 @@ from generator.tl.checks.usage import (
     check_sentinels,
     check_unused_names,
     expressions_of,
-    source_names,
+    mentioned_names,
 )
 from generator.tl.diagnostics import Diagnostic, has_errors, in_order
 from generator.tl.expand import lower, sizes, too_large
@@ -59,8 +59,17 @@ def check(
         for name, hole in program.holes.items():
             choices = ", ".join(map(str, hole.choices))
             report.error("hole", f"{name} is left to choose", hole.span, f"choose one of {choices}", "one value", choices)
-    wrong_lines = {d.span.line for d in report.found if d.severity == "error"}
-    return in_order(d for d in report.found if d.severity == "error" or d.span.line not in wrong_lines)
+    return in_order(_telling(report.found))
+
+
+def _telling(found: list[Diagnostic]) -> list[Diagnostic]:
+    """Without warnings that may only follow from an error: those of its line, and what is unused."""
+    wrong_lines = {d.span.line for d in found if d.severity == "error"}
+
+    def tells(d: Diagnostic) -> bool:
+        return d.severity == "error" or (d.span.line not in wrong_lines and not (wrong_lines and d.code == "unused"))
+
+    return [d for d in found if tells(d)]
 
 
 def parse_and_check(
@@ -123,7 +132,7 @@ def _core(program: Program, limits: Limits | None, report: Report, silent: set[s
         check_ranges(core, part, bounds)
         if not has_errors((*report.found, *part.found)):
             check_races(core, part)
-            liveness = check_liveness(core, source_names(program), part)
+            liveness = check_liveness(core, mentioned_names(program), part)
             if limits is not None and not choice:
                 check_limits(core, liveness, limits, part)
         report.found += _new(part.found, seen)

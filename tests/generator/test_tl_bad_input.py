@@ -39,6 +39,16 @@ BAD = {
     "lone surrogate": "\ud800\n",
     "a Copy of everything": "Copy " * 190_000,
 }
+CODES_OF = {
+    "a line of 10 MB": "text-too-long",
+    "a line of 900 kB": "line-too-long",
+    "misspelled keywords": "unknown-statement",
+    "rubbish": "not-text",
+    "null bytes": "bad-character",
+    "parentheses": "too-deep",
+    "a thousand errors": "unknown-name",
+    "a thousand syntax errors": "syntax",
+}
 SLOW_BUT_SOUND = {
     "many statements": ATTENTION.replace("  Compute acc = acc * corr\n", "  Compute acc = acc * corr\n" * 1900),
     "many names": ATTENTION + "".join(f"Let n{i} = m + {i}\n" for i in range(1900)),
@@ -60,7 +70,7 @@ def test_every_text_comes_back_in_a_moment(name):
     assert all(len(line) < 500 for line in shown.splitlines())
     if name in BAD:
         assert parsed.program is None
-        assert "error[" in shown
+        assert f"error[{CODES_OF.get(name, '')}" in shown
 
 
 @pytest.mark.parametrize(
@@ -95,6 +105,11 @@ def test_harmless_encodings_are_the_same_program(text):
 def test_where_text_stops_being_tl(text, code, line, column):
     (found,) = parse(text).diagnostics
     assert (found.code, found.span.line, found.span.column) == (code, line, column)
+
+
+def test_reading_stops_somewhere():
+    assert parse("nonsense\n" * 5000).diagnostics[-1].code == "too-many"
+    assert parse(ATTENTION + "Compute acc = acc + 1.0\n" * 5000).diagnostics[-1].code == "too-many"
 
 
 def test_errors_of_different_lines_are_reported_together():

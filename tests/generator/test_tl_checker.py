@@ -130,7 +130,6 @@ Grid m = 0:ceildiv(N, 64)
 Allocate X in global (N, 64) f32
 Allocate Y in global (N, 64) f32
 Allocate t in register (64, 64) f32 = 0
-Allocate r in register (64) f32 = 0
 Copy X (64, 64) in coordinate [L = m] from global to shared
 {}
 Copy t into Y (64, 64) in coordinate [L = m] from register to global
@@ -184,3 +183,21 @@ def test_programs_without_text_are_checked_too():
     broken = replace(program, body=program.body[:-1])
     assert {d.code for d in check(broken)} == {"no-output", "output-not-written"}
     assert "line" in str(check(broken)[0]) and parse_or_raise(print_program(program)) == program
+
+
+def test_settings_are_stated_once_and_known():
+    assert codes("Option functions = fast\nCompute t = t + X") == []
+    assert codes("Option functions = fast\nOption functions = accurate\nCompute t = t + X") == ["duplicate-name"]
+    assert codes("Option functions = quick\nCompute t = t + X") == ["unknown-name"]
+    assert codes("Hint warps = 4\nHint warps = 8\nCompute t = t + X") == ["duplicate-name"]
+    assert codes("Constant BK in {32, 32}\nCompute t = t + X * BK") == ["duplicate-name"]
+
+
+def test_what_nobody_uses_is_said():
+    assert codes("Allocate u in register (64) f32\nCompute t = t + X") == ["unused"]
+    assert codes("Constant BK = 3\nCompute t = t + X") == ["unused"]
+
+
+def test_a_sketch_declares_nothing():
+    found = parse_and_check("Argument N i32\nCopy Q (64, 64) from global to shared\nCompute S = max(a)", "sketch").diagnostics
+    assert [(d.code, d.severity) for d in found] == [("stage", "error"), ("stage", "error"), ("arity", "warning")]

@@ -1,19 +1,16 @@
-"""Every statement of code by itself: names, levels, ranks, kinds, placement. Flow, shapes and ranges are read off core code."""
+"""Every statement of code by itself: names, levels, ranks, kinds. Flow, shapes and ranges are read off core code elsewhere."""
 
 from __future__ import annotations
 
 from typing import TypeGuard, assert_never
 
+from generator.tl.checks.declarations import INT_SCALAR, check_declaration
 from generator.tl.checks.expressions import check_expression, check_scalar, check_value
 from generator.tl.checks.names import Scope
 from generator.tl.checks.report import shape_text
-from generator.tl.expand import MAX_DEPTH, MAX_NODES, sizes, too_large
 from generator.tl.expressions import did_you_mean
 from generator.tl.grammar import FORMS, FRAGMENT_A, FRAGMENT_C, MACROS
 from generator.tl.ir import (
-    DTYPES,
-    HINTS,
-    OPTIONS,
     Allocate,
     Argument,
     Compute,
@@ -35,9 +32,7 @@ from generator.tl.ir import (
     Var,
     walk,
 )
-from generator.tl.types import Kind, Rank, Tile, Typing, kind_of_dtype
-
-_INT_SCALAR = Typing(Rank.SCALAR, Kind.INT)
+from generator.tl.types import Kind, Tile
 
 
 def check_statements(body: tuple[Stmt, ...], scope: Scope, top: bool = True) -> None:
@@ -51,20 +46,8 @@ def check_statements(body: tuple[Stmt, ...], scope: Scope, top: bool = True) -> 
 
 def _check(s: Stmt, scope: Scope) -> None:
     match s:
-        case Argument():
-            _argument(s, scope)
-        case Constant():
-            if len(set(s.choices)) < len(s.choices):
-                scope.report.error("duplicate-name", f"{s.name} has a choice twice", s.span, "list each choice once")
-            scope.define(s.name, _INT_SCALAR, s.span)
-        case Grid():
-            _grid(s, scope)
-        case Let():
-            _let(s, scope)
-        case Allocate():
-            _allocate(s, scope)
-        case Option():
-            _option(s, scope)
+        case Argument() | Constant() | Grid() | Let() | Allocate() | Hint() | Option():
+            check_declaration(s, scope)
         case Copy():
             _copy(s, scope)
         case Gemm():
@@ -83,95 +66,8 @@ def _check(s: Stmt, scope: Scope) -> None:
             check_statements(s.otherwise, scope.inner(), top=False)
         case Prose():
             scope.report.error("prose", "a line of code has to be a statement", s.span, "prose belongs to sketches")
-        case Hint():
-            if s.name not in HINTS:
-                hint = did_you_mean(s.name, HINTS) or f"known: {', '.join(HINTS)}"
-                scope.report.warning("unknown-hint", f"nothing reads the hint {s.name}", s.span, hint)
         case _:
             assert_never(s)
-
-
-# ----------------------------------------------------------------------------------------------------- declarations
-
-
-def _argument(s: Argument, scope: Scope) -> None:
-    if s.dtype not in ("f32", "i32"):
-        hint = "f32 for numbers, i32 for sizes; a matrix is declared by Allocate ... in global"
-        scope.report.error("dtype", f"an argument is f32 or i32, found {s.dtype}", s.span, hint, "f32 or i32", s.dtype)
-    for name in s.names:
-        scope.define(name, Typing(Rank.SCALAR, kind_of_dtype(s.dtype)), s.span)
-    if not s.positive:
-        scope.unpromised |= set(s.names)
-
-
-def _grid(s: Grid, scope: Scope) -> None:
-    if "Grid" in scope.places:
-        scope.report.error("duplicate-name", "there is a second Grid", s.span, "give one Grid all its axes")
-    scope.places["Grid"] = s.span
-    for axis in s.axes:
-        check_scalar(axis.extent, scope, Kind.INT, f"the extent of {axis.name}")
-    for axis in s.axes:
-        scope.define(axis.name, _INT_SCALAR, axis.span)
-
-
-def _let(s: Let, scope: Scope) -> None:
-    typing = check_expression(s.value, scope)
-    scope.let_sizes[s.name] = nodes, depth = sizes(s.value, scope.let_sizes)
-    if nodes > MAX_NODES or depth > MAX_DEPTH:
-        scope.report.found.append(too_large(s.name, s.span))
-        scope.let_sizes[s.name] = (1, 1)
-        typing = None
-    if any(isinstance(e, Var) and e.name in scope.tiles for e in walk(s.value)):
-        hint = "store it by Compute if the value of this moment is meant"
-        scope.report.warning("let-of-tile", f"{s.name} reads a tile, each time that {s.name} is used", s.span, hint)
-    scope.define(s.name, typing, s.span)
-
-
-def _allocate(s: Allocate, scope: Scope) -> None:
-    for e in s.shape:
-        check_scalar(e, scope, Kind.INT, f"an extent of {s.name}")
-    for e in s.offset:
-        check_scalar(e, scope, Kind.INT, f"the offset of {s.name}")
-    if s.dtype not in DTYPES:
-        scope.report.error("dtype", f"{s.dtype} is no dtype", s.span, "", ", ".join(DTYPES), s.dtype)
-    if s.level == "global":
-        _matrix(s, scope)
-        return
-    if s.offset:
-        scope.report.error("level", "only a matrix in global memory has an offset", s.span, "leave the offset out")
-    if not 1 <= len(s.shape) <= 2:
-        hint = f"write Allocate {s.name} in {s.level} (ROWS, COLUMNS), or (ROWS) for one value a row"
-        scope.report.error("shape", f"a tile has one or two axes, found {len(s.shape)}", s.span, hint)
-        return
-    tile = Tile(s.name, s.level, s.shape, s.dtype)
-    if s.init is not None:
-        _initial(s, s.init, tile, scope)
-    scope.allocate_tile(tile, s.span)
-
-
-def _matrix(s: Allocate, scope: Scope) -> None:
-    if len(s.shape) > 2:
-        hint = "leading axes go into the offset: with offset [b, h]"
-        scope.report.error("shape", f"a block sees at most two axes of a matrix, found {len(s.shape)}", s.span, hint)
-    if s.init is not None:
-        scope.report.error("level", "a matrix in global memory has no initial value", s.span, "only tiles in registers have one")
-    scope.define_matrix(s)
-
-
-def _initial(s: Allocate, init: Expr, tile: Tile, scope: Scope) -> None:
-    if s.level != "register":
-        scope.report.error("level", f"a tile in {s.level} memory has no initial value", s.span, "allocate it in register")
-    check_value(init, scope, tile.typing.rank, tile.typing.kind, s.name)
-
-
-def _option(s: Option, scope: Scope) -> None:
-    if s.name not in OPTIONS:
-        hint = did_you_mean(s.name, OPTIONS) or f"the options are {', '.join(OPTIONS)}"
-        scope.report.error("unknown-name", f"{s.name} is no numeric option", s.span, hint, ", ".join(OPTIONS), s.name)
-    elif s.value not in OPTIONS[s.name]:
-        allowed = ", ".join(OPTIONS[s.name])
-        message = f"{s.name} = {s.value} is no choice"
-        scope.report.error("unknown-name", message, s.span, f"write one of {allowed}", allowed, s.value)
 
 
 # ------------------------------------------------------------------------------------------------- data and compute
@@ -364,5 +260,5 @@ def _for(s: For, scope: Scope) -> None:
     check_scalar(s.lo, scope, Kind.INT, "the first value of a loop")
     check_scalar(s.hi, scope, Kind.INT, "the end of a loop")
     inner = scope.inner()
-    inner.define(s.var, _INT_SCALAR, s.span)
+    inner.define(s.var, INT_SCALAR, s.span)
     check_statements(s.body, inner, top=False)

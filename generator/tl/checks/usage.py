@@ -9,7 +9,6 @@ from generator.tl.checks.report import Report, name_list
 from generator.tl.fold import integers
 from generator.tl.ir import (
     Allocate,
-    Argument,
     Axis,
     Compute,
     Constant,
@@ -94,10 +93,13 @@ def check_matrices(program: Program, report: Report) -> None:
 
 
 def check_unused_names(program: Program, report: Report) -> None:
+    mentioned = mentioned_names(program)
     used = {name for s in walk_statements(program.body) for e in expressions_of(s) for name in names(e)}
     for s in walk_statements(program.body):
         if isinstance(s, Let | Constant) and s.name not in used:
             report.warning("unused", f"nothing uses {s.name}", s.span, "remove it")
+        elif isinstance(s, Allocate) and s.level != "global" and s.name not in used | mentioned:
+            report.warning("unused", f"no statement uses the tile {s.name}", s.span, "remove it")
         elif isinstance(s, Grid):
             for axis in s.axes:
                 if axis.name not in used:
@@ -197,14 +199,14 @@ class Liveness:
         return (live - {name}) | reads
 
 
-def check_liveness(core: Program, source_names: set[str], report: Report) -> Liveness:
+def check_liveness(core: Program, named: set[str], report: Report) -> Liveness:
     """Warn about statements whose result nobody reads."""
     known = tiles(core)
     sizes = {t.name: _tile_bytes(t.shape, 2 if t.operand else 4) for t in known.values() if t.level == "register"}
     liveness = Liveness(sizes)
     liveness.body(core.body, frozenset())
     for s in liveness.dead.values():
-        if id(s) not in liveness.alive and isinstance(s, Compute | Gemm | Reshape | Copy) and s.into in source_names:
+        if id(s) not in liveness.alive and isinstance(s, Compute | Gemm | Reshape | Copy) and s.into in named:
             report.warning("unused", f"nothing reads {s.into} after this line", s.span, "remove the line, or use its result")
     return liveness
 
@@ -234,13 +236,11 @@ def check_limits(core: Program, liveness: Liveness, limits: Limits, report: Repo
         report.error("registers", message, span, "use smaller tiles", str(limits.register_bytes), str(liveness.most))
 
 
-def source_names(program: Program) -> set[str]:
-    """Names that the text itself mentions, as opposed to temporaries of macros."""
+def mentioned_names(program: Program) -> set[str]:
+    """Tiles and matrices that statements name outside expressions; temporaries of macros are not among them."""
     found: set[str] = set()
     for s in walk_statements(program.body):
         match s:
-            case Argument():
-                found |= set(s.names)
             case Copy() | Reshape():
                 found |= {s.source, s.into}
             case Gemm():
@@ -249,8 +249,6 @@ def source_names(program: Program) -> set[str]:
                 found |= {*s.operands, *s.state, *((s.into,) if s.into else ())}
             case Compute():
                 found.add(s.into)
-            case Allocate():
-                found.add(s.name)
             case _:
                 pass
     return found
