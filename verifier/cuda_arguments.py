@@ -86,9 +86,16 @@ def misaligned(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
     for i, (parameter, tensor) in enumerate(zip(launch.tensors, tensors, strict=True)):
         if parameter.name in launch.target_facts["aligned_16"]:
             strides = [s * ITEM_BYTES[parameter.dtype] for s in _strides(parameter, tensor)[:-1]]
-            if any(x % TMA_ALIGNMENT for x in (tensor.data_ptr(), *strides)):
+            repeats = launch.target_facts["tensor_maps"] and _repeats(tensor)
+            if repeats or any(x % TMA_ALIGNMENT for x in (tensor.data_ptr(), *strides)):
                 out.append(i)
     return out
+
+
+def _repeats(tensor: TensorLike) -> bool:
+    """Whether an axis of several elements has stride 0 (an expanded view), which tensor maps do not take."""
+    shape = getattr(tensor, "shape", None)
+    return shape is not None and any(n > 1 and s == 0 for n, s in zip(shape, tensor.stride(), strict=True))
 
 
 def _strides(parameter: TensorParameter, tensor: TensorLike) -> tuple[int, ...]:
@@ -145,8 +152,10 @@ def _tensor_map(
 ) -> TensorMap:
     parameter, tensor = by_name[m["tensor"]]
     item, strides = ITEM_BYTES[parameter.dtype], _strides(parameter, tensor)
-    extents = tuple(evaluate(e, values) for e in m["extents"])
+    extents = tuple(int(tensor.shape[e["shape"]]) if isinstance(e, dict) else evaluate(e, values) for e in m["extents"])
     empty = any(n <= 0 for n in extents)
+    if empty:  # one element of zeros; everything else lies outside
+        extents = (1,) * len(extents)
     # an axis of one element may carry any stride, but TMA wants a multiple of 16 bytes that is not 0
     wide = tuple((strides[a] * item if isinstance(a, int) else int(a["bytes"])) or TMA_ALIGNMENT for a in m["strides"])
     return TensorMap(

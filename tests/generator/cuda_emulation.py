@@ -6,6 +6,8 @@ For tests of what a kernel computes; says nothing about speed, and nothing about
 from __future__ import annotations
 
 import ctypes
+import re
+import struct
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,11 +17,16 @@ import numpy as np
 
 from generator.canonical import digest_text
 from generator.translate.cuda import HEADERS
+from generator.translate.cuda.wgmma_instructions import BEGIN, END
 from generator.translate.records import Translated
 from verifier.cuda_arguments import make_call
 
 EMULATOR = Path(__file__).parent / "cuda_emulator"
-REPLACED = ("ptx.cuh", "ptx_mma.cuh")
+REPLACED = ("ptx.cuh", "ptx_mma.cuh", "ptx_wgmma.cuh")
+PRODUCT = re.compile(r"wgmma_(ss|rs)_(\d+)_([nt])_(\w+)\(")
+
+
+NUM_SMS = 3  # few, so that persistent blocks run several tiles
 
 
 @dataclass(frozen=True)
@@ -45,6 +52,8 @@ def emulated_source(translated: Translated) -> str:
         body = (HEADERS / name).read_text().rstrip("\n")
         assert body in text or name != "ptx.cuh", name
         text = text.replace(body, "")
+    text = re.sub(f"{BEGIN}.*{END}", "", text, flags=re.DOTALL)
+    text = PRODUCT.sub(lambda m: f"wgmma_{m[1]}<{m[2]}, {str(m[3] == 't').lower()}, {m[4].upper()}>(", text)
     call = f"{translated.launch.entry}(*(const Params*)p)"
     return (
         '#include "emulator.h"\n'
@@ -70,6 +79,14 @@ def run_emulated(
 ) -> None:
     """Runs the kernel on arrays (16-bit dtypes as uint16) in place."""
     launch = translated.launch
-    call = make_call(launch, [Address(tensors[t.name]) for t in launch.tensors], [scalars[s.name] for s in launch.scalars])
+    counter = np.zeros(2, np.int32)
+    addresses = [Address(tensors[t.name]) for t in launch.tensors]
+    call = make_call(
+        launch, addresses, [scalars[s.name] for s in launch.scalars], counter.ctypes.data, NUM_SMS, counter.ctypes.data
+    )
+    for m in call.maps:
+        values = (m.address, *m.extents, *m.strides, *m.box)
+        struct.pack_into("<Q5Q4Q5I", call.block, m.offset, *values)
     block = (ctypes.c_char * len(call.block)).from_buffer(call.block)
     build(translated, folder).emulate(block, call.grid[0], launch.target_facts["threads"], seed)
+    assert not counter.any(), "the queue's counter is left as it was found"

@@ -124,3 +124,27 @@ def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> Non
     expected, _ = attention(s, call)
     assert np.linalg.norm(decode(wide[..., :32].copy(), "bf16") - expected) <= 6e-3 * np.linalg.norm(expected)
     assert (wide[..., 32] == 0x7FFF).all()
+
+
+@pytest.mark.parametrize(
+    "masks, scores, tiles, hints",
+    [
+        (CAUSAL, (), {"BM": 128, "BN": 32}, {}),  # two warpgroups out of step
+        ((Rule.make("sink_window", sink=3, left=20),), (Rule.make("sink_logit"),), {"BM": 64, "BN": 16}, {"stages": "1"}),
+        ((Rule.make("padding"),), (), {"BM": 64, "BN": 48}, {"order": "static"}),  # keys end inside their tensor
+        ((Rule.make("document"),), (), {"BM": 64, "BN": 32}, {"rotate": "off"}),
+        ((), (Rule.make("alibi"),), {"BM": 192, "BN": 16}, {"pingpong": "off"}),
+    ],
+    ids=["causal", "sink_window", "padding", "document", "full"],
+)
+def test_wgmma(
+    masks: tuple[Rule, ...], scores: tuple[Rule, ...], tiles: dict[str, int], hints: dict[str, str], tmp_path: Path
+) -> None:
+    """Producer and consumers, rings, tensor maps, products that run late; head sizes that fill no chunk of 64."""
+    check(spec("bf16", 150, 130, (40, 72), masks, scores), "sm_90a", tmp_path, tiles, **hints)
+
+
+def test_wgmma_with_nothing_to_see(tmp_path: Path) -> None:
+    """No keys, fewer keys than queries, one row: blocks that run one masked tile."""
+    for rows, keys in ((3, 0), (100, 20), (1, 1)):
+        check(spec("fp16", rows, keys, masks=CAUSAL), "sm_90a", tmp_path, {"BM": 64, "BN": 32})

@@ -17,6 +17,10 @@ from generator.translate.cuda.launch import blocks, make_launch, vector_loads
 from generator.translate.cuda.mma_kernel import MmaKernel, Shape
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.unit import Unit, round_up
+from generator.translate.cuda.wgmma_block import write_wgmma_kernel
+from generator.translate.cuda.wgmma_instructions import section
+from generator.translate.cuda.wgmma_kernel import Frame
+from generator.translate.cuda.wgmma_tiles import why_not
 from generator.translate.records import Translated, Untranslatable
 
 __all__ = ["translate_cuda"]
@@ -27,7 +31,10 @@ HEADERS = Path(__file__).parent / "runtime"
 def translate_cuda(core: Program, target: Target) -> Translated | Untranslatable:
     """CUDA C++ for core code. A program that the target has no code for is a value, not an exception."""
     try:
-        return _mma(core, target)
+        if target.compute_capability < 90:
+            return _mma(core, target)
+        why = "the program's hint" if core.hints.get("family") == "mma" else why_not(Unit.of(core, target))
+        return _mma(core, target, f"no wgmma: {why}") if why else _wgmma(core, target)
     except Refused as refused:
         return Untranslatable(refused.reason, refused.message, refused.line)
 
@@ -37,7 +44,7 @@ def header(name: str) -> str:
     return (HEADERS / name).read_text()
 
 
-def _mma(core: Program, target: Target) -> Translated:
+def _mma(core: Program, target: Target, why: str = "") -> Translated:
     asynchronous = target.compute_capability >= 80
     u = Unit.of(core, target)
     kernel = MmaKernel(u, _shape(u), asynchronous, names.entry(core.name))
@@ -65,11 +72,35 @@ def _mma(core: Program, target: Target) -> Translated:
     launch = make_launch(u, kernel.entry, facts, kernel.parameters())
     schedule = {
         **u.analysis.to_plain(),
-        "notes": kernel.notes,
+        "notes": [*([why] if why else []), *kernel.notes],
         "warps": kernel.shape.warps,
         "row_blocks": kernel.shape.row_blocks,
     }
     return Translated(target.name, "cuda", u.w.text, launch, program_hash(core), schedule)
+
+
+def _wgmma(core: Program, target: Target) -> Translated:
+    u = Unit.of(core, target)
+    frame, entry = Frame.of(u), names.entry(core.name)
+    w = u.w
+    w.raw(f"// {core.name}: from TL, for {target.isa}; {frame.groups} consumer warpgroups of {frame.row_blocks} x 64 rows")
+    for name in ("ptx.cuh", "ptx_wgmma.cuh", "common.cuh", "wgmma.cuh", "repack.cuh"):
+        w.raw(header(name))
+    w.raw(section(frame.products()))
+    w("", f"constexpr int MT = {frame.row_blocks}, ROW_STEP = 64;", "")
+    parameters = frame.parameters()
+    parameters.write(w)
+    write_wgmma_kernel(frame, entry)
+    facts = {"isa": target.isa, "cluster": [1, 1, 1], "aligned_16": vector_loads(u), "repack": "farm_repack", **frame.facts()}
+    schedule = {
+        **u.analysis.to_plain(),
+        "notes": [],
+        "groups": frame.groups,
+        "row_blocks": frame.row_blocks,
+        "pingpong": frame.pingpong,
+        "stages": {t.name: t.stages for t in u.tiles.values()},
+    }
+    return Translated(target.name, "cuda", w.text, make_launch(u, entry, facts, parameters), program_hash(core), schedule)
 
 
 def _shape(u: Unit) -> Shape:

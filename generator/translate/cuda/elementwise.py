@@ -6,17 +6,20 @@ linear: an element's value is its row's value plus a compile-time constant. Whol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from generator.tl.ir import COLS, ROWS, Compute, Expr, Index, Num, Op, Var, names
-from generator.tl.types import Kind
+from generator.tl.ir import COLS, ROWS, Compute, Expr, Index, Num, Op, Var
+from generator.tl.types import Kind, Rank
 from generator.translate.cuda import names as mangle
 from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.scalars import INFIX, Scalars, number, whole
 from generator.translate.passes.affine import Affine, affine, extremum, to_expr
 from generator.translate.passes.conditions import AllOf, AnyOf, Condition, Limit, condition, conjuncts, is_column_limit
-from generator.translate.passes.scope import Rank, Scope
+from generator.translate.passes.scope import Scope
 
+#: C of an expression as a value of a kind, at some rank.
+Part = Callable[[Expr, Kind], str]
 GLOBAL_ROW = "(row0 + ROW(t, r))"
 FLOAT_ONLY = frozenset({"/", "exp", "exp2", "log", "log2", "sqrt", "tanh"})
 
@@ -129,7 +132,7 @@ class _Statement:
                 return self.reduce(e)
         return self._combine(e, own, self.row)
 
-    def _combine(self, e: Expr, own: Kind, part) -> str:  # type: ignore[no-untyped-def]
+    def _combine(self, e: Expr, own: Kind, part: Part) -> str:
         """A function of parts that `part(expression, kind)` writes out."""
         assert isinstance(e, Op)
         match e:
@@ -250,7 +253,7 @@ class _Statement:
 
     # ----------------------------------------------------------------------------------------------------- tests
 
-    def condition(self, test: Expr, part) -> str:  # type: ignore[no-untyped-def]
+    def condition(self, test: Expr, part: Part) -> str:
         """C of a test. Tests of the column against the row's limits become one compare against a compile-time column."""
         uppers: list[Expr] = []
         lowers: list[Expr] = []
@@ -278,7 +281,7 @@ class _Statement:
         others += [f"!{off}"] if off else []
         return " && ".join(f"({o})" for o in others) if others else "true"
 
-    def _plain_test(self, c: Expr, part) -> str:  # type: ignore[no-untyped-def]
+    def _plain_test(self, c: Expr, part: Part) -> str:
         if not self.scope.rank(c) & Rank.COL:
             return part(c, Kind.BOOL) if self.scope.rank(c) is Rank.SCALAR else self.row(c, Kind.BOOL)
         assert isinstance(c, Op)
@@ -346,7 +349,3 @@ def scales_by_row(s: Compute, scope: Scope) -> str | None:
         ):
             return r
     return None
-
-
-def reads(e: Expr) -> set[str]:
-    return names(e)

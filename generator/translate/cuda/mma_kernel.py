@@ -6,6 +6,7 @@ with what came before, and the copy for a later place is started. Anything else 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from generator.tl.ir import Compute, Copy, For, Gemm, If, Reshape, Stmt, walk_statements
@@ -241,7 +242,7 @@ class MmaKernel:
         self.body(plan.loop.body, setting)
         self.settle()
 
-    def _segments(self, plan: LoopPlan, k: int, body) -> None:  # type: ignore[no-untyped-def]
+    def _segments(self, plan: LoopPlan, k: int, body: Callable[[Setting], None]) -> None:
         """The loop in up to three parts: edges, where tests are made, and the middle, where all are true."""
         w, r = self.u.w, plan.range
         edge = Setting(deferred=frozenset(plan.schedule.deferred))
@@ -268,7 +269,7 @@ class MmaKernel:
             self._part(k, f"end{k}", lambda: body(middle))
             self._part(k, f"count{k}", lambda: body(edge))
 
-    def _part(self, k: int, stop: str, body) -> None:  # type: ignore[no-untyped-def]
+    def _part(self, k: int, stop: str, body: Callable[[], None]) -> None:
         self.u.w("#pragma unroll 1", f"for (; it{k} < {stop}; ++it{k}) {{")
         body()
         self.u.w("}")

@@ -14,6 +14,8 @@ class Writer:
 
     def __call__(self, *lines: str) -> None:
         for line in lines:
+            if not line and self._lines and not self._lines[-1]:
+                continue
             if line.startswith("}"):
                 self._depth -= 1
             self._lines.append("  " * self._depth + line if line else "")

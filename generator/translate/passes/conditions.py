@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from generator.tl.ir import COLS, Expr, Num, Op, names
+from generator.tl.types import Rank
 from generator.translate.passes.affine import Affine, affine
-from generator.translate.passes.scope import Rank, Scope
+from generator.translate.passes.scope import Scope
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from generator.tl.ir import COLS, ROWS, Expr, Index, Num, Op, Var, names
+from generator.tl.types import Rank
 from generator.translate.passes.affine import Affine, affine, ceil_divide, extremum, floor_divide, sum_of, symbol, to_expr
 from generator.translate.passes.conditions import AllOf, AnyOf, Condition, Limit, Opaque
-from generator.translate.passes.scope import Rank, Scope
+from generator.translate.passes.scope import Scope
 
 ROW_FIRST, ROW_LAST = Var("@row_first"), Var("@row_last")
 

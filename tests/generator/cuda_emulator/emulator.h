@@ -195,6 +195,137 @@ template <int N> inline void copy_wait() {  // data land only here: a reader tha
   }
 }
 
+// ---------------------------------------------------------------- ptx_wgmma.cuh
+struct alignas(64) TensorMap {  // as cuda_emulation.py writes it: innermost axis first
+  u64 address, extents[5], strides[4];
+  u32 box[5], unused;
+};
+struct Barrier {
+  int count = 0, arrived = 0, bytes = 0, phase = 0;
+  void settle() {
+    if (arrived == count && bytes == 0) { phase ^= 1; arrived = 0; }
+    if (arrived > count) { fprintf(stderr, "emulator: a barrier for %d got %d arrivals\n", count, arrived); abort(); }
+  }
+};
+struct Transfer { u32 to; const TensorMap* map; u32 bar; int x[5]; };
+static std::vector<Barrier> barriers;
+static std::vector<Transfer> transfers;  // under way: they arrive while somebody waits
+inline Barrier& barrier_at(u32 a) { shared_at(a, 8); return barriers[a / 8]; }
+inline void mbar_init(u32 bar, u32 count) { barrier_at(bar) = Barrier(); barrier_at(bar).count = (int)count; }
+inline void mbar_arrive(u32 bar) { ++barrier_at(bar).arrived; barrier_at(bar).settle(); }
+inline void mbar_expect(u32 bar, u32 bytes) { barrier_at(bar).bytes += (int)bytes; mbar_arrive(bar); }
+inline u32 swizzled(u32 a) { return a ^ ((a >> 3) & 0x70); }
+inline void deliver(const Transfer& t) {
+  const TensorMap& m = *t.map;
+  u32 k = 0;
+  int i[5];
+  for (i[4] = 0; i[4] < (int)m.box[4]; ++i[4]) for (i[3] = 0; i[3] < (int)m.box[3]; ++i[3]) for (i[2] = 0; i[2] < (int)m.box[2]; ++i[2])
+    for (i[1] = 0; i[1] < (int)m.box[1]; ++i[1]) for (i[0] = 0; i[0] < (int)m.box[0]; ++i[0], ++k) {
+      bool in = true;
+      u64 at = m.address;
+      for (int a = 0; a < 5; ++a) {
+        const i64 x = (i64)t.x[a] + i[a];
+        in = in && x >= 0 && x < (i64)m.extents[a];
+        at += (u64)x * (a ? m.strides[a - 1] : 2);
+      }
+      u16 v = 0;
+      if (in) memcpy(&v, (const void*)at, 2);
+      memcpy(shared_at(swizzled(t.to + 2 * k), 2), &v, 2);
+    }
+  Barrier& b = barrier_at(t.bar);
+  b.bytes -= (int)(2 * k);
+  b.settle();
+}
+inline void mbar_wait(u32 bar, u32 parity) {
+  Barrier& b = barrier_at(bar);
+  while (b.phase == (int)parity) {
+    if (!transfers.empty() && switches % 3 == 0) {
+      const Transfer t = transfers.front();
+      transfers.erase(transfers.begin());
+      deliver(t);
+    } else {
+      yield();
+    }
+  }
+}
+inline void fence_barrier_init() {}
+inline void fence_shared_writes() {}
+inline void tma_prefetch(const TensorMap*) {}
+inline void tma_tile(u32 to, const TensorMap* map, u32 bar, int x0, int x1, int x2, int x3, int x4) {
+  if (to % 1024) { fprintf(stderr, "emulator: tile at %u\n", to); abort(); }
+  transfers.push_back({to, map, bar, {x0, x1, x2, x3, x4}});
+}
+template <int R> inline void registers_more() {}
+template <int R> inline void registers_less() {}
+inline void anchor(float, u32) {}
+inline void store_word(u32 a, int x) { memcpy(shared_at(a, 4), &x, 4); }
+inline int load_word(u32 a) { int x; memcpy(&x, shared_at(a, 4), 4); return x; }
+// Named barriers: arrivals of syncing and of merely arriving threads count alike.
+struct Named { int here = 0, generation = 0; };
+static Named named[16];
+inline bool named_arrive(int id, int n) {
+  if (++named[id].here < n) return false;
+  named[id].here = 0;
+  ++named[id].generation;
+  return true;
+}
+inline void bar_arrive(int id, int n) { named_arrive(id, n); }
+inline void bar_sync(int id, int n) {
+  const int g = named[id].generation;
+  if (!named_arrive(id, n)) while (named[id].generation == g) yield();
+}
+// Products run when they are waited for: operands that change before that, in registers or in shared memory, give wrong results.
+struct Product64 { float* d; const u32* a; u64 a_descriptor, b; int n, add, k_major; u32 type; };
+struct Group { std::vector<Product64> products; };
+static std::vector<std::vector<Group>> wgmma_groups;  // thread -> groups, the last one open
+inline float operand_value(u64 descriptor, bool k_major, int outer, int k, u32 type) {
+  const u32 start = (u32)(descriptor & 0x3fff) << 4, lbo = (u32)((descriptor >> 16) & 0x3fff) << 4, sbo = (u32)((descriptor >> 32) & 0x3fff) << 4;
+  const u32 a = k_major ? start + outer / 8 * sbo + outer % 8 * 128 + 2 * k
+                        : start + outer / 64 * lbo + k / 8 * sbo + k % 8 * 128 + 2 * (outer % 64);
+  u16 x;
+  memcpy(&x, shared_at(swizzled(a), 2), 2);
+  return type == BF16 ? widen<BF16>(x) : widen<F16>(x);
+}
+inline void run_product(const Product64& p) {  // this lane's elements: rows of its warp, see mma16
+  Fragments mine = {};
+  if (p.a) memcpy(mine.a, p.a, sizeof mine.a);
+  Exchange<Fragments> e(mine);
+  const int g = lane_id() / 4, q = lane_id() % 4, warp = (current->tid.x >> 5) % 4;
+  for (int r = 0; r < 2; ++r) {
+    float row[16];
+    for (int k = 0; k < 16; ++k) {
+      if (p.a) {
+        const u32 x = e.all[4 * g + (k % 8) / 2].a[r + 2 * (k / 8)];
+        const u16 h = (u16)(x >> (16 * (k % 2)));
+        row[k] = p.type == BF16 ? widen<BF16>(h) : widen<F16>(h);
+      } else {
+        row[k] = operand_value(p.a_descriptor, true, 16 * warp + g + 8 * r, k, p.type);
+      }
+    }
+    for (int i = 0; i < p.n / 8; ++i) for (int c = 0; c < 2; ++c) {
+      float sum = 0;
+      for (int k = 0; k < 16; ++k) sum += row[k] * operand_value(p.b, p.k_major, 8 * i + 2 * q + c, k, p.type);
+      float& d = p.d[4 * i + 2 * r + c];
+      d = (p.add ? d : 0.0f) + sum;
+    }
+  }
+}
+template <int N, bool K_MAJOR, Type T> inline void wgmma_ss(float (&d)[N / 2], u64 a, u64 b, int add) {
+  wgmma_groups[current->tid.x].back().products.push_back({d, nullptr, a, b, N, add, K_MAJOR, T});
+}
+template <int N, bool K_MAJOR, Type T> inline void wgmma_rs(float (&d)[N / 2], const u32* a, u64 b, int add) {
+  wgmma_groups[current->tid.x].back().products.push_back({d, a, 0, b, N, add, K_MAJOR, T});
+}
+inline void wgmma_fence() {}
+inline void wgmma_commit() { wgmma_groups[current->tid.x].emplace_back(); }
+template <int N> inline void wgmma_wait() {
+  auto& mine = wgmma_groups[current->tid.x];
+  while ((int)mine.size() - 1 > N) {
+    for (const Product64& p : mine.front().products) run_product(p);
+    mine.erase(mine.begin());
+  }
+}
+
 static std::function<void()> kernel_body;
 static void fiber_main() {
   kernel_body();
@@ -217,6 +348,10 @@ static void emulate_grid(unsigned blocks, unsigned threads, unsigned seed, std::
     block_barrier = Meeting();
     block_barrier.size = (int)threads;
     groups.assign(threads, std::vector<std::vector<Pending>>(1));
+    barriers.assign(sizeof smem_raw / 8, Barrier());
+    transfers.clear();
+    for (auto& n : named) n = Named();
+    wgmma_groups.assign(threads, std::vector<Group>(1));
     for (unsigned t = 0; t < threads; ++t) {
       Fiber& f = fibers[t];
       f.stack.resize(256 * 1024);

@@ -1,0 +1,168 @@
+"""Kernels on wgmma (sm_90a): a producer warp that fills rings of tiles by TMA, consumer warpgroups, a persistent grid.
+
+This file: the block's frame. `wgmma_producer` writes the producer, `wgmma_consumer` the consumers; both follow the schedule of
+the passes, so that tiles arrive in the order in which they are read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from generator.tl.ir import Gemm
+from generator.tl.ir import names as free_names
+from generator.translate.cuda.grid import longest_first, write_range
+from generator.translate.cuda.launch import blocks
+from generator.translate.cuda.parameters import Parameters, add_program
+from generator.translate.cuda.scalars import plain
+from generator.translate.cuda.unit import SharedTile, Unit
+from generator.translate.cuda.wgmma_instructions import Product
+from generator.translate.cuda.wgmma_tiles import REGISTERS, Placement, in_ring, loads_of, place, tensor_map, tile_bytes
+from generator.translate.passes import LoopPlan
+from generator.translate.passes.scope import uses
+
+L2_BYTES = 32 << 20  # of looped-over tensors that one section of the grid may touch
+
+
+@dataclass
+class Frame:
+    """What producer and consumers share: tiles, barriers, how rows are dealt out."""
+
+    u: Unit
+    groups: int  # consumer warpgroups
+    row_blocks: int  # of 64 rows, for each
+    placement: Placement
+    pingpong: bool
+    two_ends: set[str] = field(default_factory=set)  # tiles read by both halves of a rotated loop: two places in their ring
+
+    @staticmethod
+    def of(u: Unit) -> Frame:
+        blocks_of_64 = u.rows // 64
+        row_blocks = 1 if blocks_of_64 <= 3 else 2
+        groups = blocks_of_64 // row_blocks
+        frame = Frame(u, groups, row_blocks, place(u), False)
+        works = any(p.schedule.kind != "stream" for p in u.analysis.loops)
+        frame.pingpong = u.program.hints.get("pingpong") != "off" and groups > 1 and works
+        for plan in u.analysis.loops:
+            if plan.schedule.kind == "rotated":
+                body = plan.loop.body
+                first = {n for i in plan.schedule.first for n in uses(body[i])}
+                frame.two_ends |= first & {n for i in plan.schedule.second for n in uses(body[i])} & set(u.tiles)
+        return frame
+
+    @property
+    def threads(self) -> int:
+        return 128 * (self.groups + 1)
+
+    @property
+    def registers(self) -> tuple[int, int] | None:
+        return REGISTERS[self.groups]
+
+    @property
+    def static_order(self) -> bool:
+        """Tiles of the grid dealt out by number (`Hint order = static`) rather than taken from a counter."""
+        return self.u.program.hints.get("order") == "static"
+
+    def full(self, t: SharedTile, cursor: str) -> str:
+        return f"BAR({self.placement.barriers[t.name]} + {cursor}.slot)"
+
+    def empty(self, t: SharedTile, cursor: str) -> str:
+        return f"BAR({self.placement.barriers[t.name] + t.stages} + {cursor}.slot)"
+
+    def products(self) -> set[Product]:
+        return {self.product(g) for g in self.u.gemms()}
+
+    def product(self, g: Gemm) -> Product:
+        b = self.u.tiles[g.b]
+        kind = "ss" if g.a in self.u.tiles else "rs"
+        return Product(kind, self.u.shape(g.into)[1], g.b_transposed, b.matrix.dtype)
+
+    # ---------------------------------------------------------------------------------------------- parameters
+
+    def parameters(self) -> Parameters:
+        u, out = self.u, Parameters()
+        for i, t in enumerate(u.tiles.values()):
+            out.add(f"TensorMap map_{t.name}", "tensor_map", map=i)
+        if not self.static_order:
+            out.add("int* counter", "pointer", workspace=True)
+        tiled = {t.matrix.name for t in u.tiles.values()}
+        add_program(out, u, [a for a in u.matrices if a.name not in tiled or a.name in u.program.outputs])
+        first = plain(u.program.axes[0].extent)
+        rest: Any = 1
+        for axis in u.program.axes[1:]:
+            rest = plain(axis.extent) if rest == 1 else ["*", rest, plain(axis.extent)]
+        total = blocks(u)
+        for name, value in (("total", total), ("section", self._section(rest)), ("num_first", first), ("num_rest", rest)):
+            out.add(f"int q_{name}", "i32", value=value)
+        return out
+
+    def _section(self, rest: Any) -> Any:
+        """How many outer indices are taken together: as keep the looped-over tensors in L2 where blocks differ in length; a
+        square patch where both axes move the tiles; else one.
+        """
+        u = self.u
+        if longest_first(u):
+            total: Any = 0
+            for size in tile_bytes(u):
+                total = ["+", total, size]
+            fit: Any = ["//", ["*", L2_BYTES, rest], ["max", total, 1]]
+        elif self._moves_with_first_axis():
+            widest = max(u.shape(n)[1] for n in u.register_tiles() if len(u.shape(n)) == 2)
+            fit = max(1, round((132 * u.rows / widest) ** 0.5))
+        else:
+            fit = 1
+        return ["max", 1, ["min", rest, fit]]
+
+    def _moves_with_first_axis(self) -> bool:
+        """Whether tiles that loops copy depend on the grid's first axis."""
+        u = self.u
+        read = [
+            e for p in u.analysis.loops for s in loads_of(p.loop.body) for e in (*s.coordinate, *u.tiles[s.into].matrix.offset)
+        ]
+        return any(u.program.axes[0].name in free_names(e) for e in read)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "family": "wgmma",
+            "grid": [["min", blocks(self.u), "$sms"], 1, 1],
+            "threads": self.threads,
+            "shared_bytes": self.placement.bytes,
+            "tensor_maps": [tensor_map(self.u, t) for t in self.u.tiles.values()],
+            "workspace": None if self.static_order else {"bytes": 8, "zeroed": True, "exclusive": True},
+        }
+
+    def outer_tiles(self) -> list[SharedTile]:
+        """Tiles copied before the loops."""
+        return [t for t in self.u.tiles.values() if not in_ring(self.u, t.name)]
+
+
+def write_barriers(frame: Frame) -> None:
+    """Initial counts: full barriers wait for one arrival and the bytes of a tile, empty ones for every consumer warp."""
+    w, warps = frame.u.w, 4 * frame.groups
+    w("if (threadIdx.x == 0) {", "mbar_init(BAR(0), 1);", f"mbar_init(BAR(1), {warps});")
+    for t in frame.u.tiles.values():
+        first = frame.placement.barriers[t.name]
+        w(f"for (int s = 0; s < {t.stages}; ++s) {{", f"mbar_init(BAR({first} + s), 1);")
+        w(f"mbar_init(BAR({first + t.stages} + s), {warps});", "}")
+    w("fence_barrier_init();", "}", "__syncthreads();")
+
+
+def cursor(frame: Frame, t: SharedTile, half: str) -> str:
+    """A consumer's place in a ring. Readers in the two halves of a rotated loop are one iteration apart: each has its own."""
+    return f"c_{t.name}" + (f"_{half}" if t.stages > 1 and t.name in frame.two_ends else "")
+
+
+def write_count(frame: Frame, plan: LoopPlan, k: int, last: str = "live - 1") -> None:
+    """`range`, `count` and, for a rotated loop, `none`: with nothing to see, one masked tile is run, which changes nothing."""
+    u = frame.u
+    write_range(u, plan, f"range{k}", "0", last)
+    if forced(plan):
+        u.w(f"const bool none{k} = range{k}.count() == 0;  // then one masked tile is run, which changes nothing")
+        u.w(f"const int count{k} = none{k} ? 1 : range{k}.count();")
+    else:
+        u.w(f"const int count{k} = range{k}.count();")
+
+
+def forced(plan: LoopPlan) -> bool:
+    """Whether the loop runs at least one tile, so that it needs no code for none."""
+    return plan.schedule.kind == "rotated" and plan.covered

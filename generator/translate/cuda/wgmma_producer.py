@@ -1,0 +1,136 @@
+"""The producer: one warp that runs the consumers' schedule with everything but the copies left out.
+
+A copy stands where its first reader stands, so rings of any depth of one or more cannot block each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from generator.tl.ir import Copy, For
+from generator.translate.cuda import names
+from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
+from generator.translate.cuda.mma_kernel import iteration
+from generator.translate.cuda.parameters import write_addresses, write_extents
+from generator.translate.cuda.wgmma_kernel import Frame, forced, write_count
+from generator.translate.cuda.wgmma_tiles import CHUNK, is_chunked, loads_of
+from generator.translate.passes import LoopPlan
+from generator.translate.passes.scope import uses
+
+
+@dataclass
+class Producer:
+    frame: Frame
+
+    def write(self) -> None:
+        u, w, frame = self.frame.u, self.frame.u.w, self.frame
+        if frame.registers:
+            w(f"registers_less<{frame.registers[0]}>();")
+        w("if (warp == 0) {", "const bool leads = lane == 0;  // this lane starts the copies; all follow the loops")
+        w("if (leads) {", *(f"tma_prefetch(&p.map_{t.name});" for t in u.tiles.values()), "}")
+        w("Ring grid_ring{0, 1};", *(f"Ring r_{t.name}{{0, 1}};" for t in u.tiles.values()))
+        w("for (int tile = blockIdx.x;;) {", "mbar_wait(BAR(1), grid_ring.phase);")
+        w(
+            "if (leads) {",
+            "store_word(tile_word, tile < p.q_total ? tile : -1);",
+            "mbar_arrive(BAR(0));",
+            "}",
+            "grid_ring.next<1>();",
+        )
+        w("if (tile >= p.q_total) break;")
+        if frame.static_order:
+            w("const int following = tile + (int)gridDim.x;")
+        else:
+            w("int following = 0;", "if (leads) following = take_tile(p.counter);")
+            w("following = __shfl_sync(0xffffffffu, following, 0);")
+        write_decode(u, "block_of(p, tile)", False)
+        self._captured()
+        w(f"const int live = {live_rows(u)};")
+        self._loads()
+        self._loops()
+        w("tile = following;", "}")
+        if not frame.static_order:
+            w("if (leads) leave_queue(p.counter);")
+        w("}")
+
+    def _captured(self) -> None:
+        """What ranges and coordinates may read besides scalars."""
+        u = self.frame.u
+        tiled = {t.matrix.name for t in u.tiles.values()} | set(u.program.outputs)
+        captured = [a for a in u.matrices if a.name not in tiled]
+        write_addresses(u, captured)
+        write_extents(u, captured)
+
+    def _loads(self) -> None:
+        """One function a tile: waits for a free slot, starts the copy."""
+        u, w = self.frame.u, self.frame.u.w
+        for t in u.tiles.values():
+            offsets = [u.scalar(e) for e in reversed(t.matrix.offset)] + ["0"] * (2 - len(t.matrix.offset))
+            w(f"const int inner_{t.name} = opaque({offsets[0]}), outer_{t.name} = opaque({offsets[1]});")
+        for s, loop in self._copies():
+            t = u.tiles[s.into]
+            w(u.comment(s), f"auto {self._name(s, loop)} = [&]({f'int {names.loop_variable(loop.var)}' if loop else ''}) {{")
+            ring = f"r_{t.name}"
+            w(f"mbar_wait({self.frame.empty(t, ring)}, {ring}.phase);", "if (leads) {")
+            w(f"mbar_expect({self.frame.full(t, ring)}, {t.bytes});")
+            row, to = tile_coordinate(u, s.coordinate, 0, t.rows), f"{names.shared(t.name)} + {ring}.slot * {t.bytes}"
+            ends = f"inner_{t.name}, outer_{t.name}"
+            if is_chunked(t):
+                chunk = tile_coordinate(u, s.coordinate, 1, t.cols // CHUNK)
+                w(f"tma_tile({to}, &p.map_{t.name}, {self.frame.full(t, ring)}, 0, {row}, {chunk}, {ends});")
+            else:
+                column = tile_coordinate(u, s.coordinate, 1, t.cols)
+                for c in range(t.stored_cols // CHUNK):
+                    at = f"{to} + {c * t.rows * 128}"
+                    w(f"tma_tile({at}, &p.map_{t.name}, {self.frame.full(t, ring)}, {column} + {c * CHUNK}, {row}, 0, {ends});")
+            w("}", f"{ring}.next<{t.stages}>();", "};")
+
+    def _copies(self) -> list[tuple[Copy, For | None]]:
+        """Every tile's copy once for each loop that makes it, those before the loops first."""
+        u = self.frame.u
+        out: list[tuple[Copy, For | None]] = [(s, None) for s in loads_of(u.program.code)]
+        for plan in u.analysis.loops:
+            out += [(s, plan.loop) for s in loads_of(plan.loop.body)]
+        return out
+
+    def _name(self, s: Copy, loop: For | None) -> str:
+        plans = [p.loop for p in self.frame.u.analysis.loops]
+        return f"load_{s.into}" + (str(next(i for i, x in enumerate(plans) if x is loop)) if loop is not None else "")
+
+    # ------------------------------------------------------------------------------------------------------- loops
+
+    def _loops(self) -> None:
+        w = self.frame.u.w
+        outer = [f"{self._name(s, None)}();" for s in loads_of(self.frame.u.program.code)]
+        for k, plan in enumerate(self.frame.u.analysis.loops):
+            w(self.frame.u.comment(plan.loop), "{")
+            write_count(self.frame, plan, k)
+            if plan.schedule.kind == "rotated":
+                self._rotated(plan, k, outer)
+            else:
+                w(*outer)
+                self._each(plan, k, 0, [(s, "it") for s in loads_of(plan.loop.body)])
+            outer = []
+            w("}")
+
+    def _rotated(self, plan: LoopPlan, k: int, outer: list[str]) -> None:
+        """First readers of the second products' tiles are one iteration behind those of the first."""
+        w, body = self.frame.u.w, plan.loop.body
+        read_first = {n for i in plan.schedule.first for n in uses(body[i])}
+        a = [s for s in loads_of(body) if s.into in read_first]
+        c = [s for s in loads_of(body) if s.into not in read_first]
+        guard = "" if forced(plan) else f"if (count{k} > 0) "
+        for s in a:
+            w(f"{guard}{self._call(s, plan, k, '0')}")
+        w(*outer)
+        self._each(plan, k, 1, [(s, "it") for s in a] + [(s, "it - 1") for s in c])
+        for s in c:
+            w(f"{guard}{self._call(s, plan, k, f'count{k} - 1')}")
+
+    def _each(self, plan: LoopPlan, k: int, start: int, calls: list[tuple[Copy, str]]) -> None:
+        w = self.frame.u.w
+        w("#pragma unroll 1", f"for (int it = {start}; it < count{k}; ++it) {{")
+        w(*(self._call(s, plan, k, n) for s, n in calls), "}")
+
+    def _call(self, s: Copy, plan: LoopPlan, k: int, n: str) -> str:
+        return f"{self._name(s, plan.loop)}({iteration(plan, k, n)});"

@@ -1,0 +1,98 @@
+"""CUDA compiles on a machine without a GPU: resources, instructions, the cache, failures as values."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from generator.targets import TARGETS
+from generator.tl.parser import parse_or_raise
+from generator.translate import translate
+from generator.translate.records import Translated
+from verifier.children import Limits
+from verifier.compile import compile_translated
+from verifier.compile_cuda import compile_cuda, find_nvdisasm
+from verifier.records import Binary, CompileFailed
+
+pytestmark = pytest.mark.skipif(find_spec("cuda") is None, reason="needs cuda-bindings and NVRTC")
+PROGRAMS = Path(__file__).parents[1] / "programs" / "valid"
+LIMITS = Limits(wall_s=200)
+
+
+def translated(name: str, target: str, **constants: int) -> Translated:
+    text = (PROGRAMS / f"{name}.tl").read_text()
+    text = text.replace("bf16", "f16") if target == "sm_75" else text
+    for constant, value in constants.items():
+        text = re.sub(rf"\b{constant} = \d+", f"{constant} = {value}", text, count=1)
+    out = translate(parse_or_raise(text), TARGETS[target])
+    assert isinstance(out, Translated), out
+    return out
+
+
+#: Sane tiles of each target: no register may be spilled, and the tensor instructions have to be there.
+SANE = [
+    ("attention", "sm_75", {"BM": 128, "BN": 32}, ("HMMA.1688",)),
+    ("attention", "sm_80", {"BM": 128, "BN": 64, "D": 64, "DV": 64}, ("HMMA.16816", "LDGSTS")),
+    ("gemm", "sm_80", {"BM": 128, "BN": 128, "BK": 32}, ("HMMA.16816", "LDGSTS")),
+    ("attention", "sm_90a", {"BM": 128, "BN": 128}, ("HGMMA", "UTMALDG")),
+]
+
+
+@pytest.mark.parametrize("name, target, tiles, wanted", SANE, ids=[f"{n}-{t}" for n, t, *_ in SANE])
+def test_sane_tiles_spill_nothing(name: str, target: str, tiles: dict[str, int], wanted: tuple[str, ...], tmp_path: Path) -> None:
+    binary = compile_cuda(translated(name, target, **tiles), tmp_path, LIMITS)
+    assert isinstance(binary, Binary), binary
+    found = binary.resources
+    assert found["spill_bytes"] == found["local_bytes"] == 0 and 0 < found["registers"] <= 255, found
+    assert found["shared_bytes"] <= TARGETS[target].shared_bytes
+    if find_nvdisasm() is not None:
+        assert all(found["instructions"].get(w) for w in wanted), found["instructions"]
+        assert found["warnings"] == []
+        assert not found["instructions"].get("STL") and not found["instructions"].get("LDL")
+
+
+def test_exponentials_run_under_the_second_product(tmp_path: Path) -> None:
+    """sm_90a: of each steady loop, all exponentials of a tile stand between the wait for S and the wait for the output."""
+    from verifier.compile_cuda import disassemble
+
+    binary = compile_cuda(translated("attention", "sm_90a", BM=128, BN=64), tmp_path, LIMITS)
+    assert isinstance(binary, Binary)
+    copy = tmp_path / "kernel.cubin"
+    copy.write_bytes(Path(binary.path).read_bytes())
+    if (text := disassemble(copy)) is None:
+        pytest.skip("no disassembler")
+    counts, inside = [], None
+    for line in text.splitlines():
+        if "WARPGROUP.DEPBAR" in line:
+            if ", 0x1" in line:
+                inside = 0
+            elif inside is not None:
+                counts.append(inside)
+                inside = None
+        elif inside is not None and "MUFU.EX2" in line:
+            inside += 1
+    assert counts and min(counts) >= 64 // 2, counts  # 64 rows x 64 columns: 32 elements a thread
+
+
+def test_binaries_are_cached_by_content(tmp_path: Path) -> None:
+    source = translated("gemm", "sm_80", BM=64, BN=64, BK=32)
+    first = compile_translated(source, tmp_path, LIMITS)
+    begin = time.monotonic()
+    again = compile_translated(source, tmp_path, LIMITS)
+    assert isinstance(first, Binary) and again == first and time.monotonic() - begin < 0.5
+    other = compile_cuda(source, tmp_path, LIMITS, arch="sm_90")
+    assert isinstance(other, Binary) and other.hash != first.hash and "-arch=sm_90" in other.flags
+
+
+def test_failures_are_values(tmp_path: Path) -> None:
+    good = translated("gemm", "sm_80", BM=64, BN=64, BK=32)
+    broken = compile_cuda(replace(good, source=good.source.replace("copy_commit();", "no_such_function();")), tmp_path, LIMITS)
+    assert isinstance(broken, CompileFailed) and broken.reason == "compile_error" and "no_such_function" in broken.log
+    late = compile_cuda(replace(good, source=good.source + "\n"), tmp_path, Limits(wall_s=0.2))
+    assert isinstance(late, CompileFailed) and late.reason == "compile_timeout"
+    assert not list((tmp_path / "tmp").iterdir()), "nothing is left behind"
