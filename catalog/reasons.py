@@ -32,6 +32,7 @@ REASON_CODES = {
     "device": "not the device that the kernel was verified on",
     "isa": "this processor lacks instructions that the kernel needs",
     "location": "shared objects from this catalog may not be loaded",
+    "lock": "the lock file pins another kernel, or none",
     "revoked": "the row was revoked",
     "unverified": "the row is not verified",
     "dtype": "another dtype",

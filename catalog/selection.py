@@ -37,7 +37,8 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Question:
     """Everything that a choice depends on. quarantined: binary hash -> why. location: "" or why binaries
-    may not be loaded. loaded: hashes of the only binaries that may run, after freeze(); None before.
+    may not be loaded. loaded: hashes of the only binaries that may run, after freeze(); None before. pinned: hashes that the
+    lock pins for this device and bucket; None without a lock.
     """
 
     call: AttentionCall
@@ -48,6 +49,7 @@ class Question:
     quarantined: dict[str, Reason] = field(default_factory=dict)
     location: str = ""
     loaded: frozenset[str] | None = None
+    pinned: frozenset[str] | None = None
 
     @property
     def lengths(self) -> Lengths:
@@ -132,6 +134,8 @@ def _trusted(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
         yield reason("quarantined", f"{why.code}: {why.message}")
     if question.location and not question.settings.allow_host_code:
         yield reason("location", question.location)
+    if question.pinned is not None and kernel.binary_hash not in question.pinned:
+        yield reason("lock", f"the lock pins {', '.join(sorted(h[:12] for h in question.pinned)) or 'nothing'} for these lengths")
     if question.loaded is not None and kernel.binary_hash not in question.loaded:
         yield reason("frozen", "freeze() was called before this kernel was loaded")
 
@@ -251,7 +255,7 @@ _RANK = {
             ("unverified", "revoked", "location"),
             ("envelope",),
             ("alignment", "address_range"),
-            ("override", "denied", "quarantined", "deterministic", "frozen"),
+            ("override", "denied", "quarantined", "deterministic", "frozen", "lock"),
             ("unmeasured", "not_faster"),
         )
     )

@@ -12,14 +12,17 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from catalog import lockfile
 from catalog import settings as configuration
 from catalog.calls import AttentionCall
 from catalog.counting import Outcome, Outcomes
 from catalog.decisions import Decision
+from catalog.envelope import Lengths, lengths_bucket
 from catalog.kernels import CatalogKernel, mask_shapes, score_shapes
 from catalog.keys import ShapeBucket, power_bucket
 from catalog.loader import LoadedKernel, Loader, LoadFailed
@@ -56,6 +59,7 @@ class Server:
         self.frames: dict[Any, Frame] = {}
         self._decisions: dict[Any, tuple[Decision, CatalogKernel | None]] = {}
         self._source: Source | Reason | None = None
+        self._lock_file: lockfile.Lock | None = None
 
     # ---------------------------------------------------------------------------------------------------------- frames
 
@@ -135,9 +139,10 @@ class Server:
         key = (_bucket_key(call), deterministic, override)
         if (found := self._decisions.get(key)) is not None:
             return found
+        machine = this_machine(call.device)
         question = Question(
-            call, self.settings, this_machine(call.device), override, deterministic, loader.quarantined,
-            source.location_problem, loader.hashes if self.frozen else None,
+            call, self.settings, machine, override, deterministic, loader.quarantined, source.location_problem,
+            loader.hashes if self.frozen else None, self._pinned(call, machine.device_key),
         )  # fmt: skip
         made = choose(question, source.index.group((call.dtypes[0], call.head_dim, call.head_dim_v)))
         _bounded(self._decisions, key, made, self.settings.max_decisions)
@@ -150,6 +155,16 @@ class Server:
         if override is not None and not override.ids:
             return (reason("override", "attention_kernel('sdpa') is around the call"),)
         return ()
+
+    def _pinned(self, call: AttentionCall, device_key: str) -> frozenset[str] | None:
+        """What the lock allows for the call's device and bucket of lengths. Raises CatalogError for a file that is no lock."""
+        if self.settings.lock is None:
+            return None
+        if self._lock_file is None:
+            self._lock_file = lockfile.read(Path(self.settings.lock))
+        lengths = lengths_bucket(call.seqlen_q, call.seqlen_k)
+        here = (p for p in self._lock_file.pinned if p.device_key == device_key)
+        return frozenset(p.binary_hash for p in here if _lengths_of(p.shape_bucket) == lengths)
 
     def _deterministic(self) -> bool:
         wanted = self.settings.deterministic
@@ -192,6 +207,11 @@ def _bucket_key(call: AttentionCall) -> Any:
         call.device, call.dtypes, call.head_dim, call.head_dim_v, ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k), heads,
         rules, call.need_lse, call.scale > 0, call.address_bits, max(31, reach.bit_length()),
     )  # fmt: skip
+
+
+def _lengths_of(shape_bucket: str) -> Lengths:
+    bucket = ShapeBucket.parse(shape_bucket)
+    return bucket.seqlen_q, bucket.seqlen_k
 
 
 def _tell(decision: Decision, bucket: ShapeBucket) -> None:

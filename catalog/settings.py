@@ -47,6 +47,7 @@ class Settings:
     """Everything that the loader reads, after `configure()` and the environment.
 
     catalog: an open catalog, a location, or None for the user's default folder.
+    lock: path of a `farm.lock`: only the binaries that it pins for a device and a bucket of lengths may serve there.
     mode: "auto" falls back to torch with one warning a reason; "strict" raises with every reason; "off" is torch alone.
     on_error: what a kernel that fails at a call does: "fallback" (quarantine it, let torch answer) or "raise".
     deterministic, batch_invariant: only kernels whose rows promise it. None: `deterministic` follows torch's own switch.
@@ -59,6 +60,7 @@ class Settings:
     """
 
     catalog: Any = None
+    lock: str | os.PathLike[str] | None = None
     mode: str = "auto"
     on_miss: Callable[[Any], None] | None = None
     on_error: str = "fallback"

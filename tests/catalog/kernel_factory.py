@@ -205,7 +205,7 @@ class Shelf:
         store = catalog.open(folder, create=True)
         for binary in self.binaries.values():
             store.artifacts.put(binary)
-        with store.writer("run") as writer:
+        with store.writer(f"run{len(list(folder.iterdir()))}") as writer:
             for row in self.rows:
                 writer.append({name: None if name in WRITER_COLUMNS else value for name, value in row.items()})
         return folder

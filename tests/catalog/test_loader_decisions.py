@@ -9,7 +9,7 @@ import torch
 from kernel_factory import CAUSAL, CAUSAL_BR, Shelf, spec
 
 import catalog
-from catalog import serving
+from catalog import lockfile, serving
 from catalog.envelope import lengths_bucket, missing_points, verification_points, verified_lengths
 from catalog.reasons import REASON_CODES
 from catalog.selection import _RANK, FILTERS
@@ -105,6 +105,26 @@ def test_revoked_rows_do_not_serve(tmp_path):
     catalog.reload()
     told = catalog.explain(SDPA, X, X, X)
     assert told.kernel_id is None and codes(told, kernel)[0] == "revoked" and "found wrong in the field" in str(told)
+
+
+def test_a_lock_pins_what_serves(tmp_path):
+    """A faster kernel that came later changes nothing until the lock is made anew."""
+    shelf = Shelf()
+    old = shelf.add(spec(), mark="old", ours_s=5e-4)
+    folder = shelf.save(tmp_path / "catalog")
+    lockfile.write(lockfile.make(catalog.open(folder)), tmp_path / "farm.lock")
+    later = Shelf()
+    new = later.add(spec(), mark="new", ours_s=1e-4, attempt_key="d" * 64)
+    later.save(folder)
+    catalog.configure(catalog=folder, probe="off")
+    assert catalog.explain(SDPA, X, X, X).kernel_id == new
+    catalog.configure(lock=tmp_path / "farm.lock")
+    told = catalog.explain(SDPA, X, X, X)
+    assert told.kernel_id == old and codes(told, new) == ["lock"] and f"the lock pins {old}" in str(told)
+    (tmp_path / "farm.lock").write_text("{}")
+    catalog.configure(lock=tmp_path / "farm.lock")
+    with pytest.raises(catalog.CatalogError, match="is no lock file"):
+        catalog.explain(SDPA, X, X, X)
 
 
 def test_every_kernel_reason_is_ranked():

@@ -127,6 +127,17 @@ def test_what_was_hashed_is_what_runs(tmp_path):
     assert catalog.last_decision().kernel_id
 
 
+def test_nothing_on_the_way_to_a_first_call_uses_the_network(tmp_path, monkeypatch):
+    shelf = Shelf()
+    kernel = shelf.add(spec())
+    catalog.configure(catalog=shelf.save(tmp_path / "catalog"))  # with the golden case in a child
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(f"socket.socket.{name}", lambda *a: pytest.fail("network"))
+    monkeypatch.setattr("socket.getaddrinfo", lambda *a, **k: pytest.fail("network"))
+    catalog.scaled_dot_product_attention(X, X, X)
+    assert catalog.last_decision().kernel_id == kernel and catalog.loaded_kernels()[0]["probed"]
+
+
 def test_no_artifact_is_a_miss_with_the_next_kernel_tried():
     shelf = Shelf()
     gone, there = shelf.add(spec(), mark="gone", ours_s=1e-5), shelf.add(spec(), mark="there")

@@ -1,5 +1,6 @@
 """Settings: precedence, unknown names, the kill switch, strict mode and overrides around calls."""
 
+import asyncio
 import contextvars
 import subprocess
 import sys
@@ -89,6 +90,20 @@ def test_requests_do_not_leak_into_threads_and_contexts():
         thread.join()
         inside = contextvars.copy_context()
     assert seen == [None] and inside.run(settings.override) is not None
+
+
+def test_requests_do_not_leak_between_tasks():
+    async def task(ids):
+        with catalog.attention_kernel(ids):
+            await asyncio.sleep(0)
+            held = settings.override().ids
+            await asyncio.sleep(0)
+            return held == settings.override().ids == (() if ids == "sdpa" else (ids,))
+
+    async def all_tasks():
+        return await asyncio.gather(*(task(ids) for ids in ["sdpa", "a", "b", "sdpa", "c"] * 5))
+
+    assert all(asyncio.run(all_tasks())) and settings.override() is None
 
 
 def test_import_is_light():
