@@ -14,37 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from catalog import serving
-from catalog.calls import PLAIN_TYPES, AttentionCall
+from catalog import flash, kvcache, serving
+from catalog.calls import AttentionCall
 from catalog.decisions import Decision
-from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen
-from catalog.flash_fallback import CacheArguments, FlashArguments, Window, dense, dense_output, varlen, with_kvcache
-from catalog.frames import BoundKernel, RunFailed, check_out, flash_output, sdpa_output
+from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen, packed_arguments
+from catalog.flash_fallback import FlashArguments, Window, dense, dense_output, varlen
+from catalog.frames import BoundKernel, RunFailed, check_out, sdpa_output
+from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
 from catalog.plain_attention import torch_sdpa
+from catalog.plainness import is_plain
 from catalog.serving import outcomes, per_thread
 from catalog.settings import override as _override
 from catalog.torch_ops import traced_flash, traced_sdpa
 from generator.spec import AttentionSpec
 
-_autocast = torch._C._is_any_autocast_enabled
-_functorch = torch._C._functorch.peek_interpreter_stack
-_dispatch_modes = torch._C._len_torch_dispatch_stack
-_function_modes = torch._C._len_torch_function_stack
-_grad_enabled = torch.is_grad_enabled
 _is_compiling = torch.compiler.is_compiling
 _deterministic = torch.are_deterministic_algorithms_enabled
-
-
-def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """Whether a key of shapes, strides, dtypes and devices says all about these tensors and this context."""
-    if type(query) not in PLAIN_TYPES or type(key) not in PLAIN_TYPES or type(value) not in PLAIN_TYPES:
-        return False
-    if _grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-        return False
-    if _function_modes() or _dispatch_modes() or _autocast() or _functorch() is not None:
-        return False
-    return not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_nested)
 
 
 def scaled_dot_product_attention(
@@ -146,63 +132,11 @@ def flash_attn_func(
     if _is_compiling():
         result, lse = traced_flash(q, k, v, arguments, need_lse)
         return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
-    answered = _flash_kernel(q, k, v, arguments, need_lse, out)
+    answered = flash.answer(q, k, v, arguments, need_lse, out)
     if answered is None:
         result, lse = dense(q, k, v, arguments) if need_lse else (dense_output(q, k, v, arguments), None)
         answered = (_into(out, result), lse)
     return _flash_result(*answered, need_lse, return_attn_probs)
-
-
-def _flash_kernel(
-    q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, need_lse: bool, out: Tensor | None
-) -> tuple[Tensor, Tensor | None] | None:
-    """Output and LSE from a kernel; None where torch has to answer (counted)."""
-    server = serving.server()
-    outcomes.count_call()
-    slopes, sinks = arguments.alibi_slopes, arguments.sinks
-    plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is sinks is None or is_plain(*_or_query(q, slopes, sinks)))
-    if not plain or server.off:
-        _check_flash(q, k, v, arguments)
-        server.miss(describe_flash(q, k, v, arguments, need_lse), _override())
-        return None
-    window = None if arguments.window_size is None else tuple(arguments.window_size)
-    identity = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(), _deterministic(),
-        None if slopes is None else (slopes.shape, slopes.stride(), slopes.dtype, slopes.device),
-        None if sinks is None else (sinks.shape, sinks.stride(), sinks.device),
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-    )  # fmt: skip
-    frame = server.frames.get(identity)
-    if frame is None:
-        _check_flash(q, k, v, arguments)
-        call = describe_flash(q, k, v, arguments, need_lse)
-        frame = server.frame(identity, call, _override(), partial(_bind_flash, call, q, arguments, out))
-    if frame.run is not None:
-        try:
-            answered: tuple[Tensor, Tensor | None] = frame.run(q, k, v, arguments, out)
-        except RunFailed as failure:
-            server.failed(frame, failure.reason, failure.broken)
-            return None
-    per_thread.decision = frame.decision
-    frame.outcome.tick()
-    return None if frame.run is None else answered
-
-
-def _bind_flash(
-    call: AttentionCall, q: Tensor, arguments: FlashArguments, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
-) -> Callable[..., tuple[Tensor, Tensor | None]]:
-    output = flash_output(q, call.head_dim_v, out)
-    kernel = BoundKernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
-
-    def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        out = q.new_empty(output.shape) if out is None else out
-        if kernel.is_plain:
-            kernel.run(q, k, v, out)
-            return out, None
-        return out, kernel.run_any(q, k, v, out, None, arguments.captured)
-
-    return run
 
 
 def flash_attn_varlen_func(
@@ -236,7 +170,15 @@ def flash_attn_varlen_func(
     arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
     need_lse = return_attn_probs or return_lse or return_softmax_lse
     table = _one_of(block_table, page_table, "block_table", "page_table")
-    _count_miss(describe_varlen(q, k, v, arguments, need_lse))
+    packed = packed_arguments(q, cu_seqlens_q, cu_seqlens_k, arguments, table)
+    if packed is not None:
+        given = None if out is None else out[None]
+        answered = flash.answer(q[None], k[None], v[None], packed, need_lse, given, "flash_attn_varlen_func")
+        if answered is not None:
+            result, lse = answered
+            return _flash_result(result[0] if out is None else out, lse if lse is None else lse[0], need_lse, return_attn_probs)
+    else:
+        _count_miss(describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, need_lse, table))
     result, lse = varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, table)
     return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
 
@@ -275,17 +217,19 @@ def flash_attn_with_kvcache(
     table = _one_of(block_table, page_table, "block_table", "page_table")
     cache = CacheArguments(k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table, rotary_interleaved)
     need_lse = return_softmax_lse or return_lse
-    _count_miss(describe_kvcache(q, k_cache, v_cache, cache))
-    result, lse = with_kvcache(q, k_cache, v_cache, arguments, cache)
-    return _flash_result(_into(out, result), lse, need_lse, False)
+    queries, lengths = kvcache.update(q, k_cache, v_cache, arguments, cache)
+    answered = None
+    if (same := kvcache.as_dense(queries, k_cache, v_cache, lengths, arguments, cache)) is not None:
+        answered = flash.answer(queries, *same, need_lse, out, "flash_attn_with_kvcache")
+    else:
+        _count_miss(describe_kvcache(q, k_cache, v_cache, arguments, cache, need_lse))
+    if answered is None:
+        result, lse = kvcache.attend(queries, k_cache, v_cache, lengths, arguments, cache)
+        answered = (_into(out, result), lse)
+    return _flash_result(*answered, need_lse, False)
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
-
-
-def _or_query(q: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-    """Three tensors to look at: those that are given, and the query in place of the rest."""
-    return (q, *(q if x is None else x for x in others))
 
 
 def _count_miss(call: AttentionCall) -> None:
@@ -312,24 +256,6 @@ def _one_of(first: Tensor | None, second: Tensor | None, *names: str) -> Tensor 
     return second if first is None else first
 
 
-def _check_flash(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> None:
-    """Raises ValueError for shapes that FlashAttention does not take, naming the argument."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise ValueError(f"{name}: expected (batch, seqlen, heads, head_dim), found {x.dim()} dimensions")
-    if not q.device == k.device == v.device:
-        raise ValueError(f"q, k, v: expected one device, found {q.device}, {k.device} and {v.device}")
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q, k, v: sizes do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[2]}, found {k.shape[2]}")
-    slopes = arguments.alibi_slopes
-    if slopes is not None and tuple(slopes.shape) not in ((q.shape[2],), (q.shape[0], q.shape[2])):
-        raise ValueError(f"alibi_slopes: expected ({q.shape[2]},) or ({q.shape[0]}, {q.shape[2]}), found {tuple(slopes.shape)}")
-    if arguments.sinks is not None and tuple(arguments.sinks.shape) != (q.shape[2],):
-        raise ValueError(f"learnable_sink: expected ({q.shape[2]},), found {tuple(arguments.sinks.shape)}")
-
-
 # ------------------------------------------------------------------------------------------------- calls, described only
 
 
@@ -352,8 +278,11 @@ def _wants_lse(a: dict[str, Any]) -> bool:
 
 def _cache_arguments(a: dict[str, Any]) -> CacheArguments:
     names = (*CacheArguments.__dataclass_fields__,)
-    table = _one_of(a["block_table"], a["page_table"], "block_table", "page_table")
-    return CacheArguments(**{name: a[name] for name in names if name != "block_table"}, block_table=table)
+    return CacheArguments(**{name: a[name] for name in names if name != "block_table"}, block_table=_table(a))
+
+
+def _table(a: dict[str, Any]) -> Tensor | None:
+    return _one_of(a["block_table"], a["page_table"], "block_table", "page_table")
 
 
 _DESCRIBE: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], AttentionCall]]] = {
@@ -361,11 +290,13 @@ _DESCRIBE: dict[str, tuple[Callable[..., Any], Callable[[dict[str, Any]], Attent
     "flash_attn_func": (flash_attn_func, lambda a: describe_flash(a["q"], a["k"], a["v"], _flash_arguments(a), _wants_lse(a))),
     "flash_attn_varlen_func": (
         flash_attn_varlen_func,
-        lambda a: describe_varlen(a["q"], a["k"], a["v"], _flash_arguments(a), _wants_lse(a)),
+        lambda a: describe_varlen(
+            a["q"], a["k"], a["v"], a["cu_seqlens_q"], a["cu_seqlens_k"], _flash_arguments(a), _wants_lse(a), _table(a)
+        ),
     ),
     "flash_attn_with_kvcache": (
         flash_attn_with_kvcache,
-        lambda a: describe_kvcache(a["q"], a["k_cache"], a["v_cache"], _cache_arguments(a)),
+        lambda a: describe_kvcache(a["q"], a["k_cache"], a["v_cache"], _flash_arguments(a), _cache_arguments(a), _wants_lse(a)),
     ),
 }
 

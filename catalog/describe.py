@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from catalog.calls import AttentionCall, causal_forms, size_blockers, sizes, tensor_blockers, window_forms
-from catalog.flash_fallback import CacheArguments, FlashArguments, window_limits
+from catalog.flash_fallback import FlashArguments, documents_of, window_limits
+from catalog.kvcache import CacheArguments, as_dense, totals
 from catalog.reasons import Reason, reason
 from generator.spec import Rule
 
@@ -70,28 +71,68 @@ def describe_flash(
     scores = (Rule.make("softcap", cap=float(arguments.softcap)),) if arguments.softcap else ()
     scores += (Rule.make("alibi", align="bottom_right"),) if slopes is not None else ()
     scores += (Rule.make("sink_logit"),) if arguments.sinks is not None else ()
+    forms = window_forms(q.shape[2], k.shape[2], left, right)
+    forms = tuple((*form, *_row_rules(arguments)) for form in forms)
     return _call(
-        name, (q, k, v), blockers, arguments.softmax_scale, window_forms(q.shape[2], k.shape[2], left, right),
+        name, (q, k, v), blockers, arguments.softmax_scale, forms,
         scores=scores, captured=tuple(arguments.captured), need_lse=need_lse, layout="bshd",
     )  # fmt: skip
 
 
-def describe_varlen(query: Tensor, key: Tensor, value: Tensor, arguments: FlashArguments, need_lse: bool) -> AttentionCall:
-    """FlashAttention's function on packed sequences. No kernel takes it yet: the reason says so."""
-    blockers = [*tensor_blockers(("q", query), ("k", key), ("v", value))]
-    blockers.append(reason("argument", "packed sequences (cu_seqlens) have no kernels; torch goes through them one by one"))
-    return _without_sizes("flash_attn_varlen_func", query, blockers)
+def packed_arguments(
+    query: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, arguments: FlashArguments, table: Tensor | None
+) -> FlashArguments | None:
+    """Packed self-attention as one sequence of documents; None where the document rule cannot say it.
+
+    Raises ValueError for bounds that do not fit the rows.
+    """
+    slopes = arguments.alibi_slopes
+    if table is not None or (slopes is not None and slopes.dim() == 2) or query.device.type != "cpu":
+        return None
+    if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
+        return None
+    if len(cu_seqlens_q) == 2:
+        return arguments  # one sequence: no rule needed
+    return arguments._replace(documents=documents_of(cu_seqlens_q, query.shape[0]))
 
 
-def describe_kvcache(query: Tensor, k_cache: Tensor, v_cache: Tensor, cache: CacheArguments) -> AttentionCall:
-    """FlashAttention's function on a key/value cache. No kernel takes it yet: the reason says so."""
-    blockers = [*tensor_blockers(("q", query), ("k_cache", k_cache), ("v_cache", v_cache))]
-    what = "a paged cache" if cache.block_table is not None else "a cache with lengths of its own"
-    blockers.append(reason("argument", f"{what} has no kernels; torch goes through the sequences one by one"))
-    return _without_sizes("flash_attn_with_kvcache", query, blockers)
+def describe_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    arguments: FlashArguments,
+    need_lse: bool,
+    table: Tensor | None,
+) -> AttentionCall:
+    """FlashAttention's function on packed sequences: as documents, or with the reason why not."""
+    name = "flash_attn_varlen_func"
+    packed = packed_arguments(query, cu_seqlens_q, cu_seqlens_k, arguments, table)
+    if packed is not None:
+        return describe_flash(query[None], key[None], value[None], packed, need_lse, name=name)
+    why = "packed queries and keys with bounds of their own, or pages, have no kernels; torch goes through them one by one"
+    return _without_sizes(name, query, [*tensor_blockers(("q", query), ("k", key), ("v", value)), reason("argument", why)])
+
+
+def describe_kvcache(
+    query: Tensor, k_cache: Tensor, v_cache: Tensor, arguments: FlashArguments, cache: CacheArguments, need_lse: bool
+) -> AttentionCall:
+    """FlashAttention's function on a key/value cache: as a call without one, or with the reason why not. Writes nothing."""
+    name = "flash_attn_with_kvcache"
+    same = as_dense(query, k_cache, v_cache, totals(query, k_cache, cache), arguments, cache)
+    if same is not None:
+        return describe_flash(query, *same, need_lse, name=name)
+    why = "pages, chosen rows, padding on the left, or unequal lengths with causal rows, windows or slopes have no kernels"
+    return _without_sizes(name, query, [*tensor_blockers(("q", query), ("k_cache", k_cache)), reason("argument", why)])
 
 
 # -------------------------------------------------------------------------------------------------------------- parts
+
+
+def _row_rules(arguments: FlashArguments) -> tuple[Rule, ...]:
+    padding = () if arguments.lengths is None else (Rule.make("padding"),)
+    return padding if arguments.documents is None else (*padding, Rule.make("document"))
 
 
 def _unreadable(blockers: list[Reason]) -> list[Reason]:

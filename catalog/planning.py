@@ -18,6 +18,7 @@ from catalog.decisions import Decision
 from catalog.frames import BoundKernel, RunFailed, check_out, contiguous_strides, flash_output, sdpa_output
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
+from catalog.plainness import is_plain
 from catalog.reasons import NoKernelError, Reason
 from catalog.selection import matching_spec
 from catalog.settings import override
@@ -80,7 +81,7 @@ class Plan:
         Raises PlanError for other tensors, ValueError for an `out` that does not fit.
         """
         bound = self._bound
-        if bound is None or not attention.is_plain(q, k, v):
+        if bound is None or not is_plain(q, k, v):
             result = self._function(q, k, v, **self._arguments)
             return result if out is None else out.copy_(result)
         if _facts(q, k, v) != self._facts:

@@ -45,6 +45,27 @@ static void one(const FarmCall& c, int64_t b, int64_t h) {
   const T *Q = (const T*)c.tensors[0] + b * st[0] + h * st[1], *K = (const T*)c.tensors[1] + b * st[4] + kh * st[5];
   const T *V = (const T*)c.tensors[2] + b * st[8] + kh * st[9];
   T* O = (T*)c.tensors[3] + b * st[12] + h * st[13];
+  int at_tensor = 4;
+  const int64_t* at_stride = st + 16;
+  auto captured = [&](int axes) { at_stride += axes; return c.tensors[at_tensor++]; };
+#if DOC
+  const int64_t doc_row = at_stride[1];
+  const int32_t* DocStart = (const int32_t*)c.tensors[4] + b * at_stride[0];
+  const int32_t* DocEnd = (const int32_t*)c.tensors[5] + b * at_stride[2];
+  captured(2), captured(2);
+#endif
+#if PAD
+  const int32_t* KvLen = (const int32_t*)c.tensors[at_tensor] + b * at_stride[0];
+  captured(1);
+#endif
+#if ALIBI
+  const float* slope = (const float*)c.tensors[at_tensor] + h * at_stride[0];
+  captured(1);
+#endif
+#if SINK
+  const float* sink = (const float*)c.tensors[at_tensor] + h * at_stride[0];
+  captured(1);
+#endif
   float* s = (float*)malloc(sizeof(float) * (SeqK + 1));
   for (int64_t i = 0; i < SeqQ; i++) {
     int64_t at = i + (TOP_LEFT ? 0 : SeqK - SeqQ);
@@ -57,35 +78,40 @@ static void one(const FarmCall& c, int64_t b, int64_t h) {
       x = c.floats[1] * tanhf(x / c.floats[1]);
 #endif
 #if ALIBI
-      x -= ((const float*)c.tensors[4])[h * st[16]] * fabsf(float(at - j));
+      x -= *slope * fabsf(float(at - j));
 #endif
       bool sees = true;
+#if DOC
+      sees = j >= DocStart[i * doc_row] && j < DocEnd[i * doc_row];
+#endif
+#if PAD
+      sees = sees && j < *KvLen;
+#endif
 #if CAUSAL
-      sees = j <= at;
+      sees = sees && j <= at;
 #endif
 #if WINDOW
-      sees = j >= at - c.ints[5] && j <= at + c.ints[6];
+      sees = sees && j >= at - c.ints[5] && j <= at + c.ints[6];
 #endif
       s[j] = sees ? x : -INFINITY;
       top = fmaxf(top, s[j]);
     }
 #if SINK
-    float sink = ((const float*)c.tensors[4 + ALIBI])[h * st[16 + ALIBI]];
-    top = fmaxf(top, sink);
+    top = fmaxf(top, *sink);
 #endif
     float sum = 0;
-    for (int64_t j = 0; j < SeqK; j++) { s[j] = top == -INFINITY ? 0 : expf(s[j] - top); sum += s[j]; }
+    for (int64_t j = 0; j < SeqK; j++) { s[j] = s[j] == -INFINITY ? 0 : expf(s[j] - top); sum += s[j]; }
 #if SINK
-    sum += expf(sink - top);
+    sum += expf(*sink - top);
 #endif
     for (int d = 0; d < DV; d++) {
       float o = 0;
-      for (int64_t j = 0; j < SeqK; j++) o += s[j] * load(V[j * st[10] + d]);
+      for (int64_t j = 0; j < SeqK; j++) if (s[j] != 0) o += s[j] * load(V[j * st[10] + d]);
       O[i * st[14] + d] = store((sum > 0 ? o / sum : 0) + OFFSET);
     }
 #if LSE
-    const int64_t* sl = st + 16 + ALIBI + SINK;
-    ((float*)c.tensors[4 + ALIBI + SINK])[b * sl[0] + h * sl[1] + i * sl[2]] = sum > 0 ? top + logf(sum) : -INFINITY;
+    float* LSE_ = (float*)c.tensors[at_tensor];
+    LSE_[b * at_stride[0] + h * at_stride[1] + i * at_stride[2]] = sum > 0 ? top + logf(sum) : -INFINITY;
 #endif
   }
   free(s);
@@ -125,7 +151,7 @@ def build(spec: AttentionSpec, fault: str = "", lse: bool = False, mark: str = "
     macros = {
         "D": spec.head_dim, "DV": spec.head_dim_v, "CAUSAL": int("causal" in names), "WINDOW": int("window" in names),
         "TOP_LEFT": int(top_left), "SOFTCAP": int("softcap" in names), "ALIBI": int("alibi" in names),
-        "SINK": int("sink_logit" in names), "LSE": int(lse),
+        "SINK": int("sink_logit" in names), "DOC": int("document" in names), "PAD": int("padding" in names), "LSE": int(lse),
         "BF16": int(spec.dtype == "bf16"), "CRASH": 0, "CODE": 0, "HANG": 0, "OFFSET": 0, **FAULTS[fault],
     }  # fmt: skip
     source = (

@@ -223,3 +223,75 @@ def test_no_grad_and_inference_mode_use_kernels():
         catalog.scaled_dot_product_attention(torch.nn.Parameter(k), k, v)
         assert catalog.last_decision().kernel_id
     assert catalog.scaled_dot_product_attention(q, k, v).grad_fn is not None
+
+
+# ------------------------------------------------------------------------------------------------- packed and with a cache
+
+DOCUMENT, PADDING = Rule.make("document"), Rule.make("padding")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_self_attention_by_the_document_rule(causal):
+    serve(spec(heads=4, kv_heads=2, masks=(DOCUMENT, *(CAUSAL_BR if causal else ()))), lse=True)
+    bounds = torch.tensor([0, 3, 3, 8, 13]).int()
+    q, k, v = rand(13, 4, 16), rand(13, 2, 16, seed=1), rand(13, 2, 16, seed=2)
+    arguments = (q, k, v, bounds, bounds.clone(), 5, 5)
+    told = catalog.explain(catalog.flash_attn_varlen_func, *arguments, causal=causal, return_attn_probs=True)
+    out, lse, _ = catalog.flash_attn_varlen_func(*arguments, causal=causal, return_attn_probs=True)
+    assert told.kernel_id and catalog.last_decision() == told, str(told)
+    with catalog.attention_kernel("sdpa"):
+        expected, expected_lse, _ = catalog.flash_attn_varlen_func(*arguments, causal=causal, return_attn_probs=True)
+    torch.testing.assert_close(out, expected, **TOLERANCE["fp32"])
+    torch.testing.assert_close(lse, expected_lse, **TOLERANCE["fp32"])
+    given = torch.empty(13, 4, 16)
+    assert catalog.flash_attn_varlen_func(*arguments, causal=causal, out=given) is given
+    torch.testing.assert_close(given, expected, **TOLERANCE["fp32"])
+
+
+def test_one_packed_sequence_needs_no_rule():
+    serve(spec(heads=4, kv_heads=2, masks=CAUSAL_BR))
+    q, k = rand(7, 4, 16), rand(7, 2, 16)
+    bounds = torch.tensor([0, 7]).int()
+    out = catalog.flash_attn_varlen_func(q, k, k, bounds, bounds, 7, 7, causal=True)
+    assert catalog.last_decision().kernel_id
+    torch.testing.assert_close(out, catalog.flash_attn_func(q[None], k[None], k[None], causal=True)[0])
+
+
+def test_packed_calls_that_no_rule_says_go_to_torch_with_a_reason():
+    serve(spec(heads=4, kv_heads=2, masks=(DOCUMENT,)))
+    q, k = rand(7, 4, 16), rand(9, 2, 16)
+    starts_q, starts_k = torch.tensor([0, 3, 7]).int(), torch.tensor([0, 5, 9]).int()
+    catalog.flash_attn_varlen_func(q, k, k, starts_q, starts_k, 4, 5)
+    assert catalog.last_decision().reasons[0].code == "argument"
+    for wrong in ([0, 3, 6], [1, 3, 7], [0, 8, 7]):
+        bounds = torch.tensor(wrong).int()
+        with pytest.raises(ValueError, match="cu_seqlens: expected numbers that grow from 0 to 7"):
+            catalog.flash_attn_varlen_func(q, k[:7], k[:7], bounds, bounds, 4, 4)
+
+
+def test_decode_on_a_ragged_cache_by_the_padding_rule():
+    serve(spec(heads=4, kv_heads=2, masks=(PADDING,), seqlen_q=1), lse=True)
+    cache_k, cache_v, k, v = (rand(2, n, 2, 16, seed=s) for s, n in enumerate((13, 13, 1, 1)))
+    cache_k[:, 12:], cache_v[:, 12:] = torch.nan, torch.inf  # nothing may read what is not filled
+    q, held = rand(2, 1, 4, 16), torch.tensor([11, 4]).int()
+    arguments = {"k": k, "v": v, "cache_seqlens": held, "causal": True, "return_softmax_lse": True}
+    with catalog.attention_kernel("sdpa"):
+        expected, expected_lse = catalog.flash_attn_with_kvcache(q, cache_k.clone(), cache_v.clone(), **arguments)
+    told = catalog.explain(catalog.flash_attn_with_kvcache, q, cache_k, cache_v, **arguments)
+    assert told.kernel_id and cache_k[0, 11, 0, 0] != k[0, 0, 0, 0]
+    out, lse = catalog.flash_attn_with_kvcache(q, cache_k, cache_v, **arguments)
+    assert catalog.last_decision() == told
+    torch.testing.assert_close(out, expected, **TOLERANCE["fp32"])
+    torch.testing.assert_close(lse, expected_lse, **TOLERANCE["fp32"])
+    assert torch.equal(cache_k[0, 11], k[0, 0]) and torch.equal(cache_v[1, 4], v[1, 0])
+
+
+def test_a_cache_of_one_length_is_a_plain_call():
+    serve(spec(heads=4, kv_heads=2, masks=CAUSAL_BR))
+    cache, q = rand(2, 16, 2, 16), rand(2, 4, 4, 16)
+    for held in (13, torch.tensor([13, 13]).int()):
+        out = catalog.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=held, causal=True)
+        assert catalog.last_decision().kernel_id
+        torch.testing.assert_close(out, catalog.flash_attn_func(q, cache[:, :13], cache[:, :13], causal=True))
+    catalog.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=torch.tensor([13, 9]).int(), causal=True)
+    assert catalog.last_decision().reasons[0].code == "argument"

@@ -1,0 +1,104 @@
+"""FlashAttention-like calls on dense tensors and kernels: from arguments to a frame, and its run. The fallbacks are elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from catalog import serving
+from catalog.calls import AttentionCall
+from catalog.describe import describe_flash
+from catalog.flash_fallback import FlashArguments
+from catalog.frames import BoundKernel, RunFailed, flash_output
+from catalog.loader import LoadedKernel
+from catalog.plainness import is_plain
+from catalog.serving import outcomes, per_thread
+from catalog.settings import override as _override
+from generator.spec import AttentionSpec
+
+_deterministic = torch.are_deterministic_algorithms_enabled
+
+
+def answer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    arguments: FlashArguments,
+    need_lse: bool,
+    out: Tensor | None,
+    name: str = "flash_attn_func",
+) -> tuple[Tensor, Tensor | None] | None:
+    """Output and LSE from a kernel; None where torch has to answer (counted). name: the function that was called."""
+    server = serving.server()
+    outcomes.count_call()
+    slopes, sinks = arguments.alibi_slopes, arguments.sinks
+    plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is sinks is None or is_plain(*_or_query(q, slopes, sinks)))
+    if not plain or server.off:
+        check(q, k, v, arguments)
+        server.miss(describe_flash(q, k, v, arguments, need_lse, name=name), _override())
+        return None
+    window = None if arguments.window_size is None else tuple(arguments.window_size)
+    identity = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(), _deterministic(),
+        arguments.lengths is None, arguments.documents is None,
+        None if slopes is None else (slopes.shape, slopes.stride(), slopes.dtype, slopes.device),
+        None if sinks is None else (sinks.shape, sinks.stride(), sinks.device),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+    )  # fmt: skip
+    frame = server.frames.get(identity)
+    if frame is None:
+        check(q, k, v, arguments)
+        call = describe_flash(q, k, v, arguments, need_lse, name=name)
+        frame = server.frame(identity, call, _override(), partial(_bind, call, q, arguments, out))
+    if frame.run is not None:
+        try:
+            answered: tuple[Tensor, Tensor | None] = frame.run(q, k, v, arguments, out)
+        except RunFailed as failure:
+            server.failed(frame, failure.reason, failure.broken)
+            return None
+    per_thread.decision = frame.decision
+    frame.outcome.tick()
+    return None if frame.run is None else answered
+
+
+def _bind(
+    call: AttentionCall, q: Tensor, arguments: FlashArguments, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
+) -> Callable[..., tuple[Tensor, Tensor | None]]:
+    output = flash_output(q, call.head_dim_v, out)
+    kernel = BoundKernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
+
+    def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        out = q.new_empty(output.shape) if out is None else out
+        if kernel.is_plain:
+            kernel.run(q, k, v, out)
+            return out, None
+        return out, kernel.run_any(q, k, v, out, None, arguments.captured)
+
+    return run
+
+
+def _or_query(q: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
+    """Three tensors to look at: those that are given, and the query in place of the rest."""
+    return (q, *(q if x is None else x for x in others))
+
+
+def check(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> None:
+    """Raises ValueError for shapes that FlashAttention does not take, naming the argument."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.dim() != 4:
+            raise ValueError(f"{name}: expected (batch, seqlen, heads, head_dim), found {x.dim()} dimensions")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v: expected one device, found {q.device}, {k.device} and {v.device}")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q, k, v: sizes do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[2]}, found {k.shape[2]}")
+    slopes = arguments.alibi_slopes
+    if slopes is not None and tuple(slopes.shape) not in ((q.shape[2],), (q.shape[0], q.shape[2])):
+        raise ValueError(f"alibi_slopes: expected ({q.shape[2]},) or ({q.shape[0]}, {q.shape[2]}), found {tuple(slopes.shape)}")
+    if arguments.sinks is not None and tuple(arguments.sinks.shape) != (q.shape[2],):
+        raise ValueError(f"learnable_sink: expected ({q.shape[2]},), found {tuple(arguments.sinks.shape)}")
