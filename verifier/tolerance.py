@@ -22,7 +22,7 @@ from verifier.oracle import Block, Reference
 RULE_ID = "twice-plain-1"
 FACTOR = 2.0
 #: Orders of summation: few rows say little about how far off their sums can be, so they are summed more often.
-FEWEST_ORDERS, MOST_ORDERS, ENOUGH_ROWS = 3, 24, 1024
+FEWEST_ORDERS, MOST_ORDERS, ENOUGH_ROWS, ENOUGH_SCORES = 3, 24, 1024, 1 << 20
 #: Half the spacing of numbers near 1.
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
@@ -91,7 +91,8 @@ def plain_errors(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tenso
     """The worst errors of the plain implementation over its orders of summation."""
     worst = Errors(0, 0, 0, 0, 0)
     num_rows = max(1, spec.batch * spec.num_heads * len(rows))
-    for order in range(max(FEWEST_ORDERS, min(MOST_ORDERS, ENOUGH_ROWS // num_rows))):
+    enough = min(MOST_ORDERS, ENOUGH_ROWS // num_rows, ENOUGH_SCORES // (num_rows * max(1, spec.seqlen_k)))
+    for order in range(max(FEWEST_ORDERS, enough)):
         worst = worst.worst(errors(*plain_attention(spec, tensors, rows, order), reference))
     return worst
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -61,15 +62,30 @@ def make_trial(case: Case) -> Trial:
     return Trial(case, values, expectation(case.name, case.spec, values, case.row_indices()))
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Small tensors gain nothing from threads, and on a busy machine lose a hundredfold: idle OpenMP threads spin."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+class _OneThread:
+    """torch's own number of threads is 1 while anybody is inside; the last one out puts back what the first one found."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._before = threading.Lock(), 0, 1
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        with self._lock:
+            if self._inside == 0:
+                self._before = torch.get_num_threads()
+                torch.set_num_threads(1)
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._inside -= 1
+                if self._inside == 0:
+                    torch.set_num_threads(self._before)
+
+
+#: Small tensors gain nothing from threads, and on a busy machine lose a hundredfold: idle OpenMP threads spin.
+one_thread = _OneThread()
 
 
 @functools.lru_cache(maxsize=4)
