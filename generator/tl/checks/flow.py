@@ -96,8 +96,8 @@ class Flow:
             hint = "use integers and constants: its size has to be known before the kernel runs"
             self.report.error("shape", f"{s.name} needs a constant shape, found {shape_text(s.shape)}", s.span, hint)
             return
-        if s.name in self.states:
-            return  # a second one of this name: reported, and the first one counts
+        if s.name in self.states or len(shape) not in (1, 2):
+            return  # reported; of two with one name the first counts
         if any(n < 1 for n in shape):
             self.report.error("shape", f"{s.name} has no elements: {shape_text(shape)}", s.span, "extents are at least 1")
         self.states[s.name] = State(s.level, tuple(shape), s.dtype, s.init is not None)
@@ -140,6 +140,8 @@ class Flow:
 
     def _make(self, s: Copy, shape: tuple[int, ...]) -> None:
         state = self.states.get(s.into)
+        if state is None and len(shape) not in (1, 2):
+            return  # reported
         if state is None:
             dtype: DType = "f32"
             if s.source_level == "global" and s.source in self.matrices:

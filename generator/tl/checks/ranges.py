@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from generator.tl.checks.bounds import Bounds
 from generator.tl.checks.report import Report
+from generator.tl.fold import integers
 from generator.tl.ir import (
     Allocate,
     Compute,
@@ -15,7 +16,6 @@ from generator.tl.ir import (
     For,
     Gemm,
     If,
-    Num,
     Op,
     Program,
     Stmt,
@@ -60,8 +60,9 @@ def _coordinates(s: Copy, matrices: dict[str, Allocate], report: Report, bounds:
             hint = "coordinates count tiles from 0; an expression that can be negative wants max(..., 0)"
             message = f"the coordinate {text} {'is' if hi < 0 else 'reaches'} {int(max(hi, lo) if hi < 0 else lo)}"
             report.error("coordinate", message, s.span, hint, "at least 0", str(int(hi if hi < 0 else lo)))
-        if isinstance(tile, Num) and isinstance(extent, Num) and not math.isinf(lo):
-            _beyond(s, text, (lo, hi), int(tile.value), int(extent.value), matrix, report)
+        sizes = integers((tile, extent))
+        if sizes is not None and sizes[0] > 0 and not math.isinf(lo):
+            _beyond(s, text, (lo, hi), sizes[0], sizes[1], matrix, report)
 
 
 def _beyond(s: Copy, text: str, reach: tuple[float, float], tile: int, extent: int, matrix: Allocate, report: Report) -> None:
@@ -85,7 +86,8 @@ def _ragged(loop: For, matrices: dict[str, Allocate], report: Report) -> None:
     """
     for copy, axis in _copies_by(loop, matrices):
         extent, tile = matrices[copy.source].shape[axis], copy.shape[axis]
-        if isinstance(extent, Num) and isinstance(tile, Num) and extent.value % tile.value == 0:
+        sizes = integers((extent, tile))
+        if sizes is not None and (sizes[1] < 1 or sizes[0] % sizes[1] == 0):
             continue
         if loop.hi == Op("//", (extent, tile)) or not _reaches_scores(loop, copy.into, axis) or _is_tested(loop, extent):
             continue
