@@ -28,11 +28,9 @@ from generator.canonical import canonical_json, digest
 from generator.feedback import Feedback
 from generator.spec import AttentionSpec, SpecError
 from generator.targets import find_target
-from generator.tl.checker import check
-from generator.tl.diagnostics import has_errors
+from generator.tl.checker import parse_and_check
 from generator.tl.fill import fill, hole_choices
 from generator.tl.ir import Program
-from generator.tl.parser import parse
 from generator.tl.printer import print_program
 from verifier.environment import cpu_flags
 from verifier.review import review_apart
@@ -107,12 +105,9 @@ class Evaluator:
         if not proposal.text:
             said = "; ".join(proposal.remarks) or "no block tagged `tl` with a program was found in the answer"
             return model_feedback.of_row(await self._refuse(proposal, "author_failed", said))
-        parsed = parse(proposal.text, "code")
-        diagnostics = parsed.diagnostics
-        if parsed.program is not None and not has_errors(diagnostics):
-            diagnostics = (*diagnostics, *check(parsed.program))
-        if parsed.program is None or has_errors(diagnostics):
-            feedback = model_feedback.of_diagnostics(diagnostics, proposal.text)
+        parsed = parse_and_check(proposal.text, "code")
+        if parsed.program is None:
+            feedback = model_feedback.of_diagnostics(parsed.diagnostics, proposal.text)
             await self._refuse(proposal, "tl_rejected", feedback.text)
             return feedback
         wrong = await asyncio.to_thread(review_apart, proposal.text, self.spec)
