@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 
 #: Columns that a choice reads.
 COLUMNS = (
-    "row_id", "attempt_key", "run_id", "sequence", "status", "device_key", "spec_hash", "family_hash", "shape_bucket",
+    "row_id", "run_id", "sequence", "status", "device_key", "spec_hash", "family_hash", "shape_bucket",
     "program_hash", "binary_hash", "p50_s", "p20_s", "p80_s", "ci_low_s", "ci_high_s", "throttle_flags", "plausible",
     "revoked_at",
 )  # fmt: skip
@@ -62,7 +62,7 @@ def choose(rows: Iterable[Row], incumbent: str | None = None) -> Choice | None:
 
     The fastest median leads. Rows whose interval reaches the leader's, and whose median is within TIE of it, tie. Of these the
     incumbent (a row id) stays; else the row of the earliest run, so that a later sweep does not change a choice without a reason;
-    else the smallest hash of program, binary and attempt, so that two sweeps of one plan choose alike. Raises QueryError for rows
+    else the smallest hash of program and binary, so that two sweeps of one plan choose alike. Raises QueryError for rows
     of several devices or problems.
     """
     ranked = [row for row in rows if unrankable(row) is None]
@@ -94,7 +94,7 @@ def contenders(table: pa.Table) -> pa.Table:
 
 
 def _content(row: Row) -> tuple[str, str, str]:
-    return row["program_hash"] or "", row["binary_hash"] or "", row["attempt_key"]
+    return row["program_hash"] or "", row["binary_hash"] or "", row["row_id"]
 
 
 def _ages_of_runs(rows: Sequence[Row]) -> dict[str, int]:

@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 from catalog import marks, snapshot
 from catalog.errors import CatalogError, DamagedFile, storage_errors
 from catalog.locations import Location
-from catalog.parts import BLOCKS_SUFFIX, Part, PartName, publish
+from catalog.part_files import Part
+from catalog.parts import BLOCKS_SUFFIX, PartName, publish
 from catalog.reading import PartCache, View
 from catalog.schema import SCHEMA
 from catalog.snapshot import COMPACTED, ROWS

@@ -57,9 +57,8 @@ def _rows_for(catalog: Catalog, spec: AttentionSpec | str, where: dict[str, Any]
 
     if isinstance(spec, str):
         return fetch("spec_hash", spec) or fetch("family_hash", spec)
-    rows = fetch("family_hash", spec.family_hash)
-    same = [row for row in rows if row["spec_hash"] == spec.hash]
-    return same or [row for row in rows if row["shape_bucket"] == str(ShapeBucket.of_spec(spec))]
+    rows, exact, bucket = fetch("family_hash", spec.family_hash), spec.hash, str(ShapeBucket.of_spec(spec))
+    return [row for row in rows if row["spec_hash"] == exact] or [row for row in rows if row["shape_bucket"] == bucket]
 
 
 def best_of_each(catalog: Catalog, filters: Any = None, columns: Iterable[str] = ()) -> list[choice.Choice]:

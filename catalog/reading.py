@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 from catalog import journal, lines, marks
 from catalog.errors import CatalogError, DamagedFile, NewerSchema
 from catalog.locations import Location
-from catalog.parts import KEY_TAG, Part, PartName, key_tag, names_in, read_parts
+from catalog.part_files import Part, names_in, read_parts
+from catalog.parts import KEY_TAG, PartName, key_tag
 from catalog.schema import SCHEMA
 from catalog.snapshot import ROWS, Snapshot
 from verifier.records import REASONS
