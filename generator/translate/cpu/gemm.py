@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from generator.tl.ir import Gemm
-from generator.translate.cpu.layouts import Layout, broadcast_operand, vector_operand
+from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, vector_operand
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Product
 from generator.translate.cpu.unit import Unit, padded
@@ -42,6 +42,8 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
 def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
     """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane], i being what is broadcast: columns of a LANES result, rows of a ROWS result."""
     g = op.gemm
+    if is_dot(g, unit.ops, unit.placement):
+        return _dot(unit, op, loop)
     layout = unit.placement.layout[g.into]
     result, lanes_first = unit.tile(g.into), layout is Layout.LANES
     before, vector = _vector(unit, g, layout)
@@ -66,6 +68,16 @@ def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
         f"{unit.buffer(g.into)}" + ("" if i0 == "0" else f" + {i0} * {lanes}"), lanes, scale,
     ])  # fmt: skip
     return [*before, f"product<{lanes}, {'true' if g.accumulate else 'false'}, {by}>({call});"]
+
+
+def _dot(unit: Unit, op: Product, loop: int | None) -> list[str]:
+    g = op.gemm
+    a, b = place_of(unit, g.a), place_of(unit, g.b)
+    rows, cols = unit.tile(g.into).shape
+    first, last = unit.columns(g.into, loop)
+    scale, by = (tile_name(op.scale), "BY_ROW") if op.scale is not None else ("nullptr", "NONE")
+    call = f"{a.at}, {a.by_row}, {b.at}, {b.by_row}, {first}, {last}, {padded(unit.tile(g.a).shape[1])}, {unit.buffer(g.into)}, {padded(cols)}"
+    return [f"dot_product<{rows}, {'true' if g.accumulate else 'false'}, {by}>({call}, {scale});"]
 
 
 def _minus(a: str, b: str) -> str:

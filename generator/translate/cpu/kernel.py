@@ -9,7 +9,7 @@ from generator.targets import Target
 from generator.tl.ir import For, Gemm, Op, Program, Var, walk, walk_statements
 from generator.tl.printer import program_hash
 from generator.translate.cpu.copies import declare_load, declare_matrix, enter_matrix
-from generator.translate.cpu.layouts import place
+from generator.translate.cpu.layouts import is_dot, place
 from generator.translate.cpu.limits import LimitTests, find_limits, grows_with
 from generator.translate.cpu.loops import BodyWriter
 from generator.translate.cpu.names import Names, tile_name
@@ -210,5 +210,7 @@ def _copy_forms(unit: Unit, name: str) -> list[str]:
 def _product_form(unit: Unit, op: Product) -> str:
     g: Gemm = op.gemm
     kind = "columns broadcast, rows in lanes" if unit.is_lanes(g.into) else "rows broadcast, columns in lanes"
+    if is_dot(g, unit.ops, unit.placement):
+        kind = "dot products, the contraction in lanes"
     scaled = f", scaled by {op.scale} on loading" if op.scale else ""
     return f"{g.into} {'+=' if g.accumulate else '='} {g.a}{'^T' if g.a_transposed else ''} {g.b}{'^T' if g.b_transposed else ''}: {kind}{scaled}"

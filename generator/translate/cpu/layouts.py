@@ -100,6 +100,21 @@ def _choose(group: list[str], ops: Ops, small_rows: int) -> tuple[Layout, str]:
 # ---------------------------------------------------------------------------------------------------- needs of operands
 
 
+def is_dot(g: Gemm, ops: Ops, out: Placement) -> bool:
+    """Few rows, both operands lying along the contraction: each element of the result is a dot product, its lanes are summed up.
+
+    What fills up the last vector of a row has to be zero, which only loaded tiles guarantee.
+    """
+    if out.layout[g.into] is Layout.LANES or g.a_transposed or not g.b_transposed:
+        return False
+    a, b = ops.tiles[g.a], ops.tiles[g.b]
+    return a.rows <= MAX_DOT_ROWS and b.loaded and (a.loaded or a.shape[1] % 16 == 0)
+
+
+#: More rows than this are worth a transposed copy of the other operand.
+MAX_DOT_ROWS = 8
+
+
 def vector_operand(g: Gemm, layout: Layout) -> tuple[str, bool]:
     """The operand that is read in vectors, and whether these run along its rows (down a column)."""
     return (g.a, not g.a_transposed) if layout is Layout.LANES else (g.b, g.b_transposed)
@@ -112,6 +127,10 @@ def broadcast_operand(g: Gemm, layout: Layout) -> str:
 def _needs(ops: Ops, out: Placement) -> None:
     for op in every(ops.body):
         match op:
+            case Product(g) if is_dot(g, ops, out):
+                loaded = {n for n in (g.a, g.b) if ops.tiles[n].loaded}
+                out.plain |= loaded
+                out.padded |= loaded
             case Product(g):
                 layout = out.layout[g.into]
                 vector, down = vector_operand(g, layout)

@@ -19,6 +19,7 @@ class BodyWriter:
     def __init__(self, unit: Unit, sections: Sections) -> None:
         self.unit, self.sections = unit, sections
         self.num_nests = 0
+        self.whole_vectors: set[int] = set()  # loops whose columns are walked in whole vectors, beyond those that are seen
 
     def body(self, body: tuple[Work, ...], loop: Loop | None) -> list[str]:
         out: list[str] = []
@@ -59,6 +60,8 @@ class BodyWriter:
         out: list[str] = []
         for i, nest in enumerate(nests):
             later = {n for other in nests[i + 1 :] for s in other.steps for n in s.reads}
+            if nest.kind == "rows" and any(p.span is not None for p in nest.phases) and loop is not None:
+                self.whole_vectors.add(loop.index)
             out += NestWriter(self.unit, nest, set(live) | later, limits).finish(self.num_nests)
             self.unit.decisions.append(f"nest{self.num_nests}: {describe(nest)}")
             self.num_nests += 1
@@ -139,6 +142,8 @@ class BodyWriter:
         if not has_edge:
             return [*out, f"body{i}();"]
         assert tests.whole is not None
+        if i in self.whole_vectors:
+            first, last = (first if first == "0" else f"{first} / VL * VL"), f"imin({columns}, up({last}))"
         whole = whole_text(tests.whole, tests, first, last)
         return [*out, f"if ({whole}) body{i}<false>();  // every row sees every column: no mask", f"else body{i}<true>();"]
 

@@ -22,7 +22,7 @@ typedef __m256 vm;
 #endif
 typedef int32_t vi __attribute__((vector_size(VL * 4), aligned(VL * 4)));  // +, - and * are 32-bit, unlike those of __m512i
 constexpr int LANES = NV * VL;
-constexpr int up(int n) { return (n + VL - 1) / VL * VL; }  // whole vectors
+constexpr int64_t up(int64_t n) { return (n + VL - 1) / VL * VL; }  // whole vectors
 
 INLINE vi viset(int64_t x) { return vi{} + (int32_t)x; }
 INLINE vi viload(const int32_t* p) { vi x; __builtin_memcpy(&x, p, sizeof x); return x; }

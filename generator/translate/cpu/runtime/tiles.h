@@ -52,6 +52,52 @@ INLINE void product(int64_t rows, const float* a, int64_t si, int64_t st, const 
   if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, T, c + WHOLE, ldc, scale + (SCALE == BY_LANE ? WHOLE : 0));
 }
 
+// VL sums from VL vectors: VL - 1 adds and 2 (VL - 1) shuffles, against 4 VL shuffles for as many separate sums.
+INLINE vf sum_each(vf* r) {
+#if defined(__AVX512F__)
+  UNROLL for (int i = 0; i < 8; ++i) r[i] = _mm512_unpacklo_ps(r[i], r[i + 8]) + _mm512_unpackhi_ps(r[i], r[i + 8]);
+  UNROLL for (int i = 0; i < 4; ++i) r[i] = _mm512_unpacklo_ps(r[i], r[i + 4]) + _mm512_unpackhi_ps(r[i], r[i + 4]);
+  UNROLL for (int i = 0; i < 2; ++i) r[i] = _mm512_shuffle_f32x4(r[i], r[i + 2], 0x88) + _mm512_shuffle_f32x4(r[i], r[i + 2], 0xdd);
+  r[0] = _mm512_shuffle_f32x4(r[0], r[1], 0x88) + _mm512_shuffle_f32x4(r[0], r[1], 0xdd);
+  return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15), r[0]);
+#else
+  UNROLL for (int i = 0; i < 4; ++i) r[i] = _mm256_hadd_ps(r[2 * i], r[2 * i + 1]);
+  UNROLL for (int i = 0; i < 2; ++i) r[i] = _mm256_hadd_ps(r[2 * i], r[2 * i + 1]);
+  return _mm256_permute2f128_ps(r[0], r[1], 0x20) + _mm256_permute2f128_ps(r[0], r[1], 0x31);
+#endif
+}
+
+// c[r][n] (+)= sum over t < T of a[r][t] * b[n][t] for R rows: both operands run along the contraction, every byte of b is read once.
+// T is a multiple of VL. Writes up to VL - 1 columns past the last.
+template <int R, bool ADD, Scale SCALE>
+static void dot_rows(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t first, int64_t last, int64_t T, float* c, int64_t ldc, const float* scale) {
+  constexpr int COLS = VL / R, AHEAD = 8;
+  for (int64_t n = first; n < last; n += COLS) {
+    vf acc[VL];
+    UNROLL for (int i = 0; i < VL; ++i) acc[i] = vset(0);
+    UNROLL for (int i = 0; i < COLS; ++i) {
+      const float* row = b + imin(n + i, last - 1) * ldb;
+      for (int64_t t = 0; t < T; t += VL) {
+        __builtin_prefetch(row + AHEAD * ldb + t);
+        const vf x = vload(row + t);
+        UNROLL for (int r = 0; r < R; ++r) acc[r * COLS + i] = vfma(x, vload(a + r * lda + t), acc[r * COLS + i]);
+      }
+    }
+    float sums[VL];
+    vstore(sums, sum_each(acc));
+    UNROLL for (int r = 0; r < R; ++r) UNROLL for (int i = 0; i < COLS; ++i) {
+      float* at = c + r * ldc + n + i;
+      *at = sums[r * COLS + i] + (!ADD ? 0.f : SCALE == BY_ROW ? *at * scale[r] : *at);
+    }
+  }
+}
+template <int ROWS, bool ADD, Scale SCALE>
+INLINE void dot_product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t first, int64_t last, int64_t T, float* c, int64_t ldc, const float* scale) {
+  constexpr int R = ROWS >= 4 ? 4 : ROWS >= 2 ? 2 : 1;
+  dot_rows<R, ADD, SCALE>(a, lda, b, ldb, first, last, T, c, ldc, scale);
+  if constexpr (ROWS > R) dot_product<ROWS - R, ADD, SCALE>(a + R * lda, lda, b, ldb, first, last, T, c + R * ldc, ldc, scale + (SCALE == BY_ROW ? R : 0));
+}
+
 // VL x VL transpose in registers.
 INLINE void transpose_block(vf* r) {
 #if defined(__AVX512F__)

@@ -1,0 +1,199 @@
+"""Our CPU kernels beside torch: SDPA, SDPA with a mask tensor, eager operations, compiled FlexAttention. Measures; judges no kernel.
+
+Every case runs in several processes of its own; in each, the contestants take turns call by call on random data, with the same number
+of threads, each call making its own output. Printed is the median of the processes; all samples of all processes are kept in results/.
+
+    python benchmarks/cpu_prefill.py                       # fp32, every case
+    python benchmarks/cpu_prefill.py --dtype bf16 --flex   # with compiled FlexAttention as a rival
+    python benchmarks/cpu_prefill.py --case causal --quick # one process, few calls
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from cpu_rivals import CASES, Case, Inputs, rivals  # noqa: E402
+
+from generator.authors.rules import RuleAuthor  # noqa: E402
+from generator.binding import bind  # noqa: E402
+from generator.targets import Target, find_target  # noqa: E402
+from generator.tl.fill import fill  # noqa: E402
+from generator.translate import translate  # noqa: E402
+from generator.tuning import ordered_choices  # noqa: E402
+from verifier.compile import compile_translated  # noqa: E402
+from verifier.environment import cache_bytes, cpu_flags, environment  # noqa: E402
+from verifier.launch import load_cpu  # noqa: E402
+from verifier.records import Binary  # noqa: E402
+
+CACHE = Path(tempfile.gettempdir()) / "farm-benchmark-kernels"
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How long one process measures: calls of each contestant, and seconds after which it stops early."""
+
+    calls: int
+    budget_s: float
+    processes: int
+    candidates: int
+
+
+FULL, QUICK = Effort(25, 20.0, 3, 12), Effort(5, 5.0, 1, 3)
+
+
+# ------------------------------------------------------------------------------------------------------------- our kernel
+
+
+def our_call(case: Case, inputs: Inputs, holes: dict[str, int], target: Target) -> Callable[[], Any]:
+    """A function that allocates the outputs, runs our kernel and returns O."""
+    import torch
+
+    program = fill(RuleAuthor().code(case.spec, target.name), holes)
+    translated = translate(program, target)
+    binary = compile_translated(translated, CACHE)
+    assert isinstance(binary, Binary), binary.log
+    kernel = load_cpu(Path(binary.path).read_bytes(), translated.launch, num_threads=torch.get_num_threads())
+    binding = bind(translated.launch, case.spec)
+    scalars = [binding.values[s.name] for s in translated.launch.scalars]
+    given = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
+
+    def run() -> Any:
+        out = {t.role: torch.empty(t.shape, dtype=inputs.q.dtype if t.role == "o" else torch.float32) for t in binding.tensors if t.written}
+        tensors = []
+        for t in binding.tensors:
+            whole = given.get(t.role, out.get(t.role, inputs.captured.get(t.name)))
+            tensors.append(whole.view(t.parameter_shape(case.spec)) if t.view == "grouped" else whole)
+        kernel.call(tensors, scalars)
+        return out["o"]
+
+    return run
+
+
+def tune(case: Case, inputs: Inputs, target: Target, effort: Effort) -> dict[str, int]:
+    """The holes of our kernel, filled by measuring: a few calls of every candidate in turn, the fastest by its median."""
+    code = RuleAuthor().code(case.spec, target.name)
+    choices = ordered_choices(code, target, cache_bytes())[: effort.candidates]
+    if len(choices) == 1:
+        return choices[0]
+    calls = {json.dumps(c): our_call(case, inputs, c, target) for c in choices}
+    times = take_turns(calls, 5, effort.budget_s)
+    return json.loads(min(times, key=lambda name: statistics.median(times[name])))
+
+
+# ---------------------------------------------------------------------------------------------------------------- timing
+
+
+def take_turns(functions: dict[str, Callable[[], Any]], calls: int, budget_s: float) -> dict[str, list[float]]:
+    """Seconds of every call, one call of each function after the other; two calls of each are not counted."""
+    for f in functions.values():
+        f(), f()
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    end = time.perf_counter() + budget_s
+    for turn in range(calls):
+        for name, f in functions.items():
+            start = time.perf_counter()
+            kept = f()  # noqa: F841 - an output lives until the next call, as in a model
+            times[name].append(time.perf_counter() - start)
+        if time.perf_counter() > end and turn >= 4:
+            break
+    return times
+
+
+def child(case: Case, target: Target, effort: Effort, holes: dict[str, int] | None, flex: bool) -> dict[str, Any]:
+    """One process: the contestants of one case. Without `holes` it only chooses them."""
+    import torch
+
+    torch.manual_seed(0)
+    with torch.no_grad():
+        inputs = Inputs.random(case.spec)
+        if holes is None:
+            return {"holes": tune(case, inputs, target, effort)}
+        ours = our_call(case, inputs, holes, target)
+        contestants, unsupported = rivals(case, inputs, flex)
+        functions = {"ours": ours, **contestants}
+        error = {name: float((ours().float() - f().float()).abs().max()) for name, f in contestants.items()}
+        times = take_turns(functions, effort.calls, effort.budget_s)
+    return {"samples_s": times, "max_difference": error, "unsupported": unsupported, "threads": torch.get_num_threads()}
+
+
+def in_process(arguments: list[str]) -> dict[str, Any]:
+    done = subprocess.run([sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"a measuring process ended with {done.returncode}:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# ---------------------------------------------------------------------------------------------------------------- report
+
+
+def summary(case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Ratios (a rival's median over ours) of each process, and their median."""
+    names = [n for n in runs[0]["samples_s"] if n != "ours"]
+    middle = [{n: statistics.median(t) for n, t in run["samples_s"].items()} for run in runs]
+    ratios = {n: [m[n] / m["ours"] for m in middle] for n in names}
+    ours_s = statistics.median(m["ours"] for m in middle)
+    return {
+        "ratio": {n: statistics.median(r) for n, r in ratios.items()},
+        "ratio_of_each_process": ratios,
+        "ours_ms": ours_s * 1e3,
+        "gflops": case.flop / ours_s * 1e-9,
+        "gbytes_per_s": case.bytes_of_kv / ours_s * 1e-9,
+    }
+
+
+def line(case: Case, s: dict[str, Any], holes: dict[str, int]) -> str:
+    rate = f"{s['gbytes_per_s']:6.1f} GB/s " if case.spec.phase == "decode" else f"{s['gflops']:6.0f} GFLOP/s"
+    ratios = "  ".join(f"{n} {r:.2f}x" for n, r in s["ratio"].items())
+    return f"{case.name:28} {s['ours_ms']:9.2f} ms {rate}  {','.join(f'{k}={v}' for k, v in holes.items()):16} {ratios}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--case", default="", help="only cases whose name holds this text")
+    parser.add_argument("--isa", default="", help="avx2, avx512 or amx; else the widest that this CPU has")
+    parser.add_argument("--quick", action="store_true", help="one process and few calls: a look, not a measurement")
+    parser.add_argument("--flex", action="store_true", help="compiled FlexAttention as a rival too (compiles for some seconds a case)")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser.add_argument("--child", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--holes", default="", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    effort = QUICK if args.quick else FULL
+    target = find_target(f"cpu-{args.isa}") if args.isa else find_target("cpu", cpu_flags())
+    cases = [c.with_dtype(args.dtype) for c in CASES]
+    if args.child:
+        case = next(c for c in cases if c.name == args.child)
+        print(json.dumps(child(case, target, effort, json.loads(args.holes) if args.holes else None, args.flex)))
+        return
+    record: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "dtype": args.dtype, "isa": target.isa}
+    record |= {"effort": "quick" if args.quick else "full", "environment": environment(), "cases": {}}
+    shared = ["--dtype", args.dtype, "--isa", target.isa, *(["--quick"] if args.quick else [])]
+    for case in (c for c in cases if args.case in c.name):
+        holes = in_process([case.name, *shared])["holes"]
+        flags = [case.name, *shared, "--holes", json.dumps(holes), *(["--flex"] if args.flex and case.spec.phase != "decode" else [])]
+        runs = [in_process(flags) for _ in range(effort.processes)]
+        found = summary(case, runs)
+        record["cases"][case.name] = {"spec": str(case.spec), "holes": holes, **found, "processes": runs}
+        print(line(case, found, holes), flush=True)
+    args.out.mkdir(parents=True, exist_ok=True)
+    name = f"cpu_prefill-{record['date'].replace(':', '').replace('+0000', 'Z')}-{args.dtype}-{target.isa}.json"
+    (args.out / name).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    print(f"every sample: {args.out / name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Which tile sizes are worth measuring: the choices of a program's holes, pruned and ordered by cache sizes. Measures nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from generator.targets import Target
+from generator.tl.expand import expand
+from generator.tl.fill import fill, hole_choices
+from generator.tl.ir import Program
+
+Holes = dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Bytes that one iteration of the innermost loops touches. scores: tiles that statements pass over; all: those, operands and sums."""
+
+    scores: int
+    everything: int
+
+
+def ordered_choices(code: Program, target: Target, caches: Mapping[str, int]) -> list[Holes]:
+    """Every choice of the holes that fits, the most promising first; never empty. caches: bytes by name (`l1d`, `l2`), 0: unknown.
+
+    On a CPU the scores of a block should stay in L1 and everything of one iteration in L2; a choice whose tiles exceed L2 alone is
+    left out unless nothing else is left. For other targets the order is the program's own.
+    """
+    choices = list(hole_choices(code))
+    if target.family != "cpu" or len(choices) < 2:
+        return choices
+    l1, l2 = caches.get("l1d") or 32 << 10, caches.get("l2") or 1 << 20
+    sized = [(c, _footprint(fill(code, c))) for c in choices]
+    fitting = [(c, f) for c, f in sized if f.everything <= l2] or [min(sized, key=lambda x: x[1].everything)]
+    return [c for c, _ in sorted(fitting, key=lambda x: _cost(x[1], l1, l2))]
+
+
+def _cost(f: Footprint, l1: int, l2: int) -> float:
+    """Small when the scores fill L1 without exceeding it and the rest leaves half of L2 to what streams through."""
+    scores = f.scores / l1
+    return abs(scores - 0.75) + max(0.0, f.everything / l2 - 0.5) * 4
+
+
+def _footprint(code: Program) -> Footprint:
+    from generator.translate.cpu.kernel import plan
+    from generator.translate.passes import analyze
+
+    unit = plan(analyze(expand(code)))
+    tiles = {unit.placement.buffer.get(n, n): unit.tile(n) for n in unit.ops.tiles if unit.tile(n).is_element}
+    sizes = {n: t.shape[0] * t.shape[1] * 4 for n, t in tiles.items()}
+    scores = max((size for n, size in sizes.items() if n in unit.placement.layout and unit.is_lanes(n)), default=0)
+    return Footprint(scores or max(sizes.values(), default=0), sum(sizes.values()))
