@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Gemm
 from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, vector_operand
+from generator.translate.cpu.limits import seen_by_row
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Product
 from generator.translate.cpu.unit import Unit, padded
@@ -40,34 +41,33 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
 
 
 def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
-    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane], i being what is broadcast: columns of a LANES result, rows of a ROWS result."""
+    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane], i being what is broadcast: a column of a LANES result, a row of a ROWS one."""
     g = op.gemm
     if is_dot(g, unit.ops, unit.placement):
         return _dot(unit, op, loop)
     layout = unit.placement.layout[g.into]
-    result, lanes_first = unit.tile(g.into), layout is Layout.LANES
+    lanes_first = layout is Layout.LANES
     before, vector = _vector(unit, g, layout)
-    other = broadcast_operand(g, layout)
-    place = place_of(unit, other)
-    transposed = g.b_transposed if lanes_first else g.a_transposed
-    # A: element (row i of the product, t). As B it is (t, column i).
-    if lanes_first:
-        si, st = (place.by_row, place.by_column) if transposed else (place.by_column, place.by_row)
-    else:
-        si, st = (place.by_column, place.by_row) if transposed else (place.by_row, place.by_column)
+    place = place_of(unit, broadcast_operand(g, layout))
+    along_rows = g.b_transposed if lanes_first else not g.a_transposed  # whether the broadcast index is the operand's row
+    si, st = (place.by_row, place.by_column) if along_rows else (place.by_column, place.by_row)
     t0, t1 = contraction(unit, g, loop)
-    ldb = vector.by_column if vector.by_row == "1" and _runs_down(g, layout) else vector.by_row
-    lanes = padded(result.shape[0 if lanes_first else 1])
-    i0, i1 = unit.columns(g.into, loop) if lanes_first else ("0", unit.rows(result.shape[0]))
-    a = place.moved(i0, si) if t0 == "0" else f"{place.moved(i0, si)} + {t0}" + ("" if st == "1" else f" * {st}")
-    scale, by = "nullptr", "NONE"
-    if op.scale is not None:
-        scale, by = tile_name(op.scale), "BY_LANE" if lanes_first else "BY_ROW"
-    call = ", ".join([
-        _minus(i1, i0), a, si, st, vector.moved(t0, ldb), ldb, _minus(t1, t0),
-        f"{unit.buffer(g.into)}" + ("" if i0 == "0" else f" + {i0} * {lanes}"), lanes, scale,
-    ])  # fmt: skip
-    return [*before, f"product<{lanes}, {'true' if g.accumulate else 'false'}, {by}>({call});"]
+    ldb = vector.by_column if vector_operand(g, layout)[1] else vector.by_row
+    scale, by = (tile_name(op.scale), "BY_LANE" if lanes_first else "BY_ROW") if op.scale is not None else ("nullptr", "NONE")
+    lanes = padded(unit.tile(g.into).shape[0 if lanes_first else 1])
+    template = f"<{lanes}, {'true' if g.accumulate else 'false'}, {by}>"
+    into, ld = unit.buffer(g.into), lanes
+    if lanes_first:
+        n0, n1 = unit.columns(g.into, loop)
+        a, b = place.moved(t0, st), vector.moved(t0, ldb)
+        call = f"Span{{{n0}, {n1}}}, {a}, {si}, {st}, {b}, {ldb}, {_minus(t1, t0)}, {into}, {ld}, {scale}"
+        seen = unit.span_of(g.into, loop)
+    else:
+        call = f"{unit.rows(unit.tile(g.into).rows)}, {place.at}, {si}, {st}, {vector.at}, {ldb}, Span{{{t0}, {t1}}}, {into}, {ld}, {scale}"
+        seen = unit.span_of(g.a, loop) if not g.a_transposed else None
+    limited = seen_by_row(unit.limits[seen]) if seen is not None else None
+    tail = f", EDGE ? &seen{seen} : nullptr" if limited else ""
+    return [*before, f"product_{'lanes' if lanes_first else 'rows'}{template}({call}{tail});"]
 
 
 def _dot(unit: Unit, op: Product, loop: int | None) -> list[str]:

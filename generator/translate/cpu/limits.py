@@ -191,6 +191,17 @@ def whole_text(tree: Tree, tests: LimitTests, first: str, last: str) -> str:
             return "(" + " || ".join(whole_text(p, tests, first, last) for p in parts) + ")"
 
 
+def seen_by_row(tests: LimitTests) -> str | None:
+    """What each row sees of a tile, as a Seen: only where it is one interval, with at most one limit on each side."""
+    flat = (tests.seen.parts if isinstance(tests.seen, Both) else (tests.seen,)) if tests.seen is not None else ()
+    sides = {x.upper: x for x in flat if isinstance(x, Limit)}
+    if not sides or len(sides) < len(flat):
+        return None
+    at = [f"{sides[side].name}.at" if side in sides else "nullptr" for side in (False, True)]
+    by = [tests.offset(sides[side].kappa) if side in sides else "0" for side in (False, True)]
+    return f"{{{', '.join(at + by)}}}"
+
+
 def _fold(fn: str, parts: list[str]) -> str:
     out = parts[0]
     for p in parts[1:]:

@@ -7,7 +7,7 @@ from generator.tl.printer import print_expression, print_statement
 from generator.translate.cpu.copies import load, store
 from generator.translate.cpu.elementwise import NestWriter
 from generator.translate.cpu.gemm import product
-from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_text, whole_text
+from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_by_row, seen_text, whole_text
 from generator.translate.cpu.nests import Nest, Sections
 from generator.translate.cpu.ops import Branch, Load, Loop, Product, Step, Store, Work, every, reads
 from generator.translate.cpu.unit import Unit, indent, padded
@@ -139,6 +139,9 @@ class BodyWriter:
             self.unit.members.append(f"int64_t first{i}, last{i};  // columns of the tile that some row sees")
             out.append(f"first{i} = seen.first, last{i} = seen.last;")
             first, last = f"first{i}", f"last{i}"
+            if (by_row := seen_by_row(tests)) is not None:
+                self.unit.members.append(f"Seen seen{i};")
+                out.append(f"seen{i} = {by_row};")
         if not has_edge:
             return [*out, f"body{i}();"]
         assert tests.whole is not None

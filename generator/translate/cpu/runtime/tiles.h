@@ -21,6 +21,7 @@ INLINE void micro(const float* a, int64_t si, int64_t st, const float* b, int64_
     if (SCALE == BY_LANE) acc[i][j] = acc[i][j] * vload(scale + j * VL);
   }
   for (int64_t t = 0; t < T; ++t, a += st, b += ldb) {
+    if (!ADD && t % 16 == 0) UNROLL for (int i = 0; i < R; ++i) __builtin_prefetch(a + (R + i) * si);  // the next strip's rows
     vf bj[N];
     UNROLL for (int j = 0; j < N; ++j) bj[j] = vload(b + j * VL);
     UNROLL for (int i = 0; i < R; ++i) {
@@ -35,21 +36,77 @@ INLINE void strip(int64_t r, const float* a, int64_t si, int64_t st, const float
   if (r == R) return micro<R, N, ADD, SCALE>(a, si, st, b, ldb, T, c, ldc, scale);
   if constexpr (R > 1) strip<N, ADD, SCALE, R - 1>(r, a, si, st, b, ldb, T, c, ldc, scale);
 }
+// Which part of a tile an edge tile's rows see: row r sees column n where lower[r] <= n + lower_x and n + upper_x < upper[r]; null: no limit.
+struct Seen {
+  const int32_t *lower, *upper;
+  int64_t lower_x, upper_x;
+
+  // The columns that rows [r, r + count) see together.
+  MEMBER Span columns(int64_t r, int64_t count, Span all) const {
+    int64_t least = INT32_MAX, most = INT32_MIN;
+    for (int64_t i = r; i < r + count; ++i) {
+      if (lower) least = imin(least, lower[i]);
+      if (upper) most = imax(most, upper[i]);
+    }
+    return {lower ? imax(all.first, least - lower_x) : all.first, upper ? imin(all.last, most - upper_x) : all.last};
+  }
+  // The vectors of rows (in rows) that see some of the columns [n, n + count).
+  MEMBER Span rows(int64_t n, int64_t count, int64_t all) const {
+    int64_t first = all, last = 0;
+    for (int64_t r = 0; r < all; r += VL) {
+      vm some = vmset(true);
+      if (lower) some = vand(some, vle(viload(lower + r), viset(n + count - 1 + lower_x)));
+      if (upper) some = vand(some, vlt(viset(n + upper_x), viload(upper + r)));
+      if (vany(some)) first = imin(first, r), last = r + VL;
+    }
+    return {first, last};
+  }
+};
+
 // Rows in strips of MR; what is left splits evenly (8 = 4 + 4), so that no strip is too thin to hide the latency of the FMAs.
+INLINE int64_t strip_rows(int64_t rows) { return rows > MR && rows < MR + MR / 2 ? (rows + 1) / 2 : imin(rows, MR); }
+
+// The rows of a product whose result lies row by row; `seen`: of the contraction, which runs over the columns of a masked tile.
 template <int N, bool ADD, Scale SCALE>
-static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
-  while (rows > 0) {
-    int64_t r = rows > MR && rows < MR + MR / 2 ? (rows + 1) / 2 : imin(rows, MR);
-    strip<N, ADD, SCALE>(r, a, si, st, b, ldb, T, c, ldc, scale);
-    rows -= r, a += r * si, c += r * ldc, scale += SCALE == BY_ROW ? r : 0;
+static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen) {
+  for (int64_t i = 0; i < rows;) {
+    const int64_t r = strip_rows(rows - i);
+    const Span s = seen ? seen->columns(i, r, t) : t;
+    strip<N, ADD, SCALE>(r, a + i * si + s.first * st, si, st, b + s.first * ldb, ldb, imax(0, s.last - s.first), c + i * ldc, ldc, scale + (SCALE == BY_ROW ? i : 0));
+    i += r;
   }
 }
 // LANE_COUNT lanes, a multiple of VL: blocks of NV vectors, and one narrower block.
 template <int LANE_COUNT, bool ADD, Scale SCALE>
-INLINE void product(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+INLINE void product_rows(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
   constexpr int REST = LANE_COUNT % LANES / VL, WHOLE = LANE_COUNT - REST * VL;
-  for (int j = 0; j < WHOLE; j += LANES) strips<NV, ADD, SCALE>(rows, a, si, st, b + j, ldb, T, c + j, ldc, scale + (SCALE == BY_LANE ? j : 0));
-  if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, T, c + WHOLE, ldc, scale + (SCALE == BY_LANE ? WHOLE : 0));
+  for (int j = 0; j < WHOLE; j += LANES) strips<NV, ADD, SCALE>(rows, a, si, st, b + j, ldb, t, c + j, ldc, scale, seen);
+  if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, t, c + WHOLE, ldc, scale, seen);
+}
+
+// A product whose result has its rows in lanes: columns [n.first, n.last), each from a row of the broadcast operand. Without ADD the last strip
+// may overlap the one before: computing a column twice does no harm.
+template <int N, bool ADD, Scale SCALE>
+INLINE void column_strip(int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+  if constexpr (ADD) return strip<N, ADD, SCALE>(r, a, si, st, b, ldb, T, c, ldc, scale);
+  else if (r == MR) return micro<MR, N, ADD, SCALE>(a, si, st, b, ldb, T, c, ldc, scale);
+  for (int64_t i = 0; i < r; ++i) micro<1, N, ADD, SCALE>(a + i * si, si, st, b, ldb, T, c + i * ldc, ldc, scale);
+}
+template <int N, bool ADD, Scale SCALE>
+INLINE void some_lanes(int64_t vectors, int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+  if (vectors >= N) return column_strip<N, ADD, SCALE>(r, a, si, st, b, ldb, T, c, ldc, scale);
+  if constexpr (N > 1) some_lanes<N - 1, ADD, SCALE>(vectors, r, a, si, st, b, ldb, T, c, ldc, scale);
+}
+template <int LANE_COUNT, bool ADD, Scale SCALE>
+static void product_lanes(Span n, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
+  for (int64_t i = n.first; i < n.last;) {
+    int64_t r = ADD ? strip_rows(n.last - i) : imin(MR, n.last - i);
+    if (!ADD && r < MR && n.last - n.first >= MR) i = n.last - MR, r = MR;
+    const Span lanes = seen ? seen->rows(i, r, LANE_COUNT) : Span{0, LANE_COUNT};
+    for (int64_t j = lanes.first; j < lanes.last; j += LANES)
+      some_lanes<NV, ADD, SCALE>((lanes.last - j) / VL, r, a + i * si, si, st, b + j, ldb, T, c + i * ldc + j, ldc, scale + (SCALE == BY_LANE ? j : 0));
+    i += r;
+  }
 }
 
 // VL sums from VL vectors: VL - 1 adds and 2 (VL - 1) shuffles, against 4 VL shuffles for as many separate sums.
