@@ -1,7 +1,7 @@
-"""Our CPU kernels beside torch: SDPA, SDPA with a mask tensor, eager operations, compiled FlexAttention. Measures; judges no kernel.
+"""Our CPU kernels beside torch: SDPA, SDPA with a mask, eager operations, compiled FlexAttention. Measures; judges no kernel.
 
-Every case runs in several processes of its own; in each, the contestants take turns call by call on random data, with the same number
-of threads, each call making its own output. Printed is the median of the processes; all samples of all processes are kept in results/.
+Every case runs in several processes of its own; in each, the contestants take turns call by call on random data, with the same
+number of threads, each call making its own output. Printed is the median of the processes; all samples are kept in results/.
 
     python benchmarks/cpu_prefill.py                       # fp32, every case
     python benchmarks/cpu_prefill.py --dtype bf16 --flex   # with compiled FlexAttention as a rival
@@ -72,7 +72,11 @@ def our_call(case: Case, inputs: Inputs, holes: dict[str, int], target: Target) 
     given = {"q": inputs.q, "k": inputs.k, "v": inputs.v}
 
     def run() -> Any:
-        out = {t.role: torch.empty(t.shape, dtype=inputs.q.dtype if t.role == "o" else torch.float32) for t in binding.tensors if t.written}
+        out = {
+            t.role: torch.empty(t.shape, dtype=inputs.q.dtype if t.role == "o" else torch.float32)
+            for t in binding.tensors
+            if t.written
+        }
         tensors = []
         for t in binding.tensors:
             whole = given.get(t.role, out.get(t.role, inputs.captured.get(t.name)))
@@ -167,7 +171,9 @@ def main() -> None:
     parser.add_argument("--case", default="", help="only cases whose name holds this text")
     parser.add_argument("--isa", default="", help="avx2, avx512 or amx; else the widest that this CPU has")
     parser.add_argument("--quick", action="store_true", help="one process and few calls: a look, not a measurement")
-    parser.add_argument("--flex", action="store_true", help="compiled FlexAttention as a rival too (compiles for some seconds a case)")
+    parser.add_argument(
+        "--flex", action="store_true", help="compiled FlexAttention as a rival too (compiles for some seconds a case)"
+    )
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--holes", default="", help=argparse.SUPPRESS)
@@ -179,12 +185,22 @@ def main() -> None:
         case = next(c for c in cases if c.name == args.child)
         print(json.dumps(child(case, target, effort, json.loads(args.holes) if args.holes else None, args.flex)))
         return
-    record: dict[str, Any] = {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "dtype": args.dtype, "isa": target.isa}
+    record: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "dtype": args.dtype,
+        "isa": target.isa,
+    }
     record |= {"effort": "quick" if args.quick else "full", "environment": environment(), "cases": {}}
     shared = ["--dtype", args.dtype, "--isa", target.isa, *(["--quick"] if args.quick else [])]
     for case in (c for c in cases if args.case in c.name):
         holes = in_process([case.name, *shared])["holes"]
-        flags = [case.name, *shared, "--holes", json.dumps(holes), *(["--flex"] if args.flex and case.spec.phase != "decode" else [])]
+        flags = [
+            case.name,
+            *shared,
+            "--holes",
+            json.dumps(holes),
+            *(["--flex"] if args.flex and case.spec.phase != "decode" else []),
+        ]
         runs = [in_process(flags) for _ in range(effort.processes)]
         found = summary(case, runs)
         record["cases"][case.name] = {"spec": str(case.spec), "holes": holes, **found, "processes": runs}

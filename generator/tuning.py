@@ -1,4 +1,4 @@
-"""Which tile sizes are worth measuring: the choices of a program's holes, pruned and ordered by cache sizes. Measures nothing itself."""
+"""Which tile sizes are worth measuring: the choices of a program's holes, pruned and ordered by cache sizes. Measures nothing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ Holes = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that one iteration of the innermost loops touches. scores: tiles that statements pass over; all: those, operands and sums."""
+    """Bytes that a block touches. scores: the largest tile that statements pass over; everything: all tiles, copied ones too."""
 
     scores: int
     everything: int
 
 
 def ordered_choices(code: Program, target: Target, caches: Mapping[str, int]) -> list[Holes]:
-    """Every choice of the holes that fits, the most promising first; never empty. caches: bytes by name (`l1d`, `l2`), 0: unknown.
+    """Every choice of the holes that fits, the most promising first; never empty. caches: bytes by name (l1d, l2), 0: unknown.
 
-    On a CPU the scores of a block should stay in L1 and everything of one iteration in L2; a choice whose tiles exceed L2 alone is
-    left out unless nothing else is left. For other targets the order is the program's own.
+    On a CPU the scores of a block should stay in L1 and everything of an iteration in L2; a choice whose tiles exceed L2 is left
+    out unless nothing else is left. For other targets the order is the program's own.
     """
     choices = list(hole_choices(code))
     if target.family != "cpu" or len(choices) < 2:

@@ -72,7 +72,7 @@ def call(
     target: str = "cpu-avx2",
     threads: int = 2,
 ) -> dict[str, np.ndarray]:
-    """The kernel's outputs by name. Every matrix of the program has to be given; outputs lend their shape and strides and start as NaN."""
+    """The kernel's outputs by name. Every matrix has to be given; outputs lend their shape and strides and start as NaN."""
     k = kernel(program, target, threads)
     arrays = {}
     for p in k.launch.tensors:
@@ -93,7 +93,7 @@ def assert_agrees(
 ) -> dict[str, np.ndarray]:
     """The translated kernel gives what the interpreter gives: errors are relative to the largest finite value of each output."""
     want = interpret(program, {n: tensors[n] for n in tensors if n not in program.outputs}, scalars)
-    got = call(program, tensors, scalars, target)
+    got = call(program, {**want, **tensors}, scalars, target)
     dtypes = {a.name: a.dtype for a in program.allocations.values()}
     for name, expected in want.items():
         found, tolerance = got[name], max(rtol, {"bf16": 1.6e-2, "f16": 2e-3}.get(dtypes[name], 0.0))
@@ -106,3 +106,8 @@ def assert_agrees(
         error = float(np.abs(expected[finite] - found[finite]).max(initial=0)) / scale
         assert error <= tolerance, f"{name}: relative error {error:.2e}, allowed {tolerance:.1e}"
     return got
+
+
+def widest() -> str:
+    """The name of the widest form of `cpu` that this processor runs."""
+    return f"cpu-{cpu_targets(cpu_flags())[0].isa}"

@@ -1,4 +1,4 @@
-"""Copies as C++: tiles from global matrices (in place, packed or transposed) and back. Which form a tile needs was decided in `layouts.py`."""
+"""Copies as C++: tiles from global matrices and back. Which form a tile needs was decided in `layouts.py`."""
 
 from __future__ import annotations
 

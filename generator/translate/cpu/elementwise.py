@@ -200,9 +200,8 @@ class NestWriter:
         out = [f"const {'vi' if whole else 'vf'} {name} = {ROUND[dtype].format(written)};"]
         if self._is_kept(s, position):
             only_masks = self._only_masks(written, s.into, version)
-            out.append(
-                f"{'if (EDGE) ' if only_masks else ''}{'vistore' if whole else 'vstore'}({self.unit.buffer(s.into)} + {at}, {name});"
-            )
+            store = "vistore" if whole else "vstore"
+            out.append(f"{'if (EDGE) ' if only_masks else ''}{store}({self.unit.buffer(s.into)} + {at}, {name});")
         return out
 
     def _only_masks(self, written: str, tile: str, version: str) -> bool:

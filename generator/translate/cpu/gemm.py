@@ -41,7 +41,7 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
 
 
 def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
-    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane], i being what is broadcast: a column of a LANES result, a row of a ROWS one."""
+    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one."""
     g = op.gemm
     if is_dot(g, unit.ops, unit.placement):
         return _dot(unit, op, loop)
@@ -63,7 +63,8 @@ def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
         call = f"Span{{{n0}, {n1}}}, {a}, {si}, {st}, {b}, {ldb}, {_minus(t1, t0)}, {into}, {ld}, {scale}"
         seen = unit.span_of(g.into, loop)
     else:
-        call = f"{unit.rows(unit.tile(g.into).rows)}, {place.at}, {si}, {st}, {vector.at}, {ldb}, Span{{{t0}, {t1}}}, {into}, {ld}, {scale}"
+        rows = unit.rows(unit.tile(g.into).rows)
+        call = f"{rows}, {place.at}, {si}, {st}, {vector.at}, {ldb}, Span{{{t0}, {t1}}}, {into}, {ld}, {scale}"
         seen = unit.span_of(g.a, loop) if not g.a_transposed else None
     limited = seen_by_row(unit.limits[seen]) if seen is not None else None
     tail = f", EDGE ? &seen{seen} : nullptr" if limited else ""
@@ -76,16 +77,13 @@ def _dot(unit: Unit, op: Product, loop: int | None) -> list[str]:
     rows, cols = unit.tile(g.into).shape
     first, last = unit.columns(g.into, loop)
     scale, by = (tile_name(op.scale), "BY_ROW") if op.scale is not None else ("nullptr", "NONE")
-    call = f"{a.at}, {a.by_row}, {b.at}, {b.by_row}, {first}, {last}, {padded(unit.tile(g.a).shape[1])}, {unit.buffer(g.into)}, {padded(cols)}"
-    return [f"dot_product<{rows}, {'true' if g.accumulate else 'false'}, {by}>({call}, {scale});"]
+    operands = f"{a.at}, {a.by_row}, {b.at}, {b.by_row}, {first}, {last}, {padded(unit.tile(g.a).shape[1])}"
+    adds = "true" if g.accumulate else "false"
+    return [f"dot_product<{rows}, {adds}, {by}>({operands}, {unit.buffer(g.into)}, {padded(cols)}, {scale});"]
 
 
 def _minus(a: str, b: str) -> str:
     return a if b == "0" else f"{a} - {b}"
-
-
-def _runs_down(g: Gemm, layout: Layout) -> bool:
-    return vector_operand(g, layout)[1]
 
 
 def _vector(unit: Unit, g: Gemm, layout: Layout) -> tuple[list[str], Place]:

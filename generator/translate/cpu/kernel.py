@@ -1,4 +1,4 @@
-"""One translation: the passes in order, then the source text put together. The parts are written by the other files of this folder."""
+"""One translation: the passes in order, then the source text put together. Its parts are written by the other files here."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def _rows_stay_apart(ops: Ops, rows: int) -> bool:
 def _head(program: Program) -> list[str]:
     return [
         f"// {program.name}: code for CPUs, translated by rules from a Thinking Language program. Do not edit.",
-        "// t_: tiles, m_: matrices as the block sees them, w_: where a copied tile lies, q_: its transpose, a_: arguments, g_: grid, v_: loops.",
+        "// t_: tiles, m_: matrices as the block sees them, w_: where a copied tile lies, q_: its transpose,",
+        "// a_: arguments, g_: grid axes, v_: loop variables.",
     ]
 
 
@@ -213,4 +214,5 @@ def _product_form(unit: Unit, op: Product) -> str:
     if is_dot(g, unit.ops, unit.placement):
         kind = "dot products, the contraction in lanes"
     scaled = f", scaled by {op.scale} on loading" if op.scale else ""
-    return f"{g.into} {'+=' if g.accumulate else '='} {g.a}{'^T' if g.a_transposed else ''} {g.b}{'^T' if g.b_transposed else ''}: {kind}{scaled}"
+    a, b = g.a + "^T" * g.a_transposed, g.b + "^T" * g.b_transposed
+    return f"{g.into} {'+=' if g.accumulate else '='} {a} {b}: {kind}{scaled}"

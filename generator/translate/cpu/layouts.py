@@ -1,8 +1,8 @@
 """Which layout each tile has, where it is stored, and which form each product takes: decided by dataflow alone. Emits no text.
 
-Two layouts. LANES: a tile lies column by column with its rows in vector lanes, so that row reductions and row values are vertical code.
-ROWS: row by row, columns in lanes. A product of a LANES result broadcasts its second operand and needs the first one with its rows in
-lanes; a product of a ROWS result broadcasts its first operand and needs the second one with its columns in lanes.
+Two layouts. LANES: a tile lies column by column with its rows in vector lanes, so that row reductions and row values are
+vertical code. ROWS: row by row, columns in lanes. A product of a LANES result broadcasts its second operand and needs the first
+one with its rows in lanes; one of a ROWS result broadcasts its first operand and needs the second one with its columns in lanes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Masks of a loop as column limits: for each row the columns it may see, and what follows for whole tiles. Emits only small texts.
+"""Masks of a loop as column limits: for each row the columns it may see, and what follows for whole tiles.
 
-A test that is affine in the column and the loop variable j, `column + kappa * j >= bound` or `<`, is a limit: its bound is computed once a row and
-block (whatever captured tensors stand in it), and the least and the largest bound of the rows tell which columns of a tile anybody sees and whether
-all do. Trees of limits (`and`, `or`) work the same way. A test that is no limit is evaluated as written.
+A test that is affine in the column and the loop variable j, `column + kappa * j >= bound` or `<`, is a limit: its bound is
+computed once a row and block, whatever captured tensors stand in it; the least and the largest bound of the rows tell which
+columns of a tile anybody sees, and whether all do. Trees of limits (`and`, `or`) work alike. Other tests are evaluated as written.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from generator.translate.passes.scope import Rank
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Upper: column + kappa * j < bound. Lower: column + kappa * j >= bound. `bound` is a whole number that varies along rows only."""
+    """Upper: column + kappa * j < bound. Lower: column + kappa * j >= bound. `bound` is a whole number, the same along a row."""
 
     name: str
     upper: bool

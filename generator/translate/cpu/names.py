@@ -49,7 +49,7 @@ class Names:
     scalars: Mapping[str, str]
 
     def text(self, e: Expr, given: Mapping[Expr, str] | None = None, as_float: bool = False) -> str:
-        """C++ of a scalar expression: int64_t, float or bool. `given`: text for `rows`, `cols` and tiles, where a loop fixes them."""
+        """C++ of a scalar expression: int64_t, float or bool. given: text of `rows`, `cols` and tiles that a loop fixes."""
         given = given or {}
         whole = not self.types.is_test(e) and self.types.is_integer(e)
         if as_float and whole:

@@ -1,7 +1,7 @@
 """Runs of element-wise statements as loop nests: what fuses into one pass over a tile, in which order. Emits no text.
 
-A LANES nest walks blocks of lanes; inside, row phases (vertical code on row values) alternate with column phases (one loop over the
-columns). A ROWS nest is one column phase, run row by row. Statements move to the earliest place that their dependences allow.
+A LANES nest walks blocks of lanes; inside, row phases (vertical code on row values) alternate with column phases (one loop over
+the columns). A ROWS nest is one column phase, run row by row. Statements move to the earliest place that their dependences allow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NestKind = Literal["lanes", "rows", "scalars"]
 
 @dataclass(slots=True)
 class Phase:
-    """Steps of one pass: over row values, or over the columns [0, columns) (`span`: the loop whose visible columns they keep to)."""
+    """Steps of one pass: over row values, or over the columns of a tile. span: the loop whose visible columns they keep to."""
 
     over: Literal["rows", "columns"]
     columns: int

@@ -1,4 +1,4 @@
-"""Core TL as the CPU translator sees it: copies, products and one-assignment steps, with liveness. Chooses no layout, emits no text."""
+"""Core TL as the CPU translator sees it: copies, products, single assignments, liveness. Chooses no layout, emits no text."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ class _Lowering:
 
 
 def fold_scales(body: tuple[Work, ...], tiles: dict[str, Tile]) -> tuple[Work, ...]:
-    """`acc = acc * r` before a product that adds to acc, nothing between them touching acc or changing r: the product scales as it loads."""
+    """`acc = acc * r` before a product that adds to acc, nothing between touching either: the product scales as it loads."""
     out: list[Work] = []
     for op in body:
         match op:

@@ -1,4 +1,4 @@
-"""Rank and kind of expressions inside the CPU translator, where tiles may be whole numbers and carry version marks. Checks nothing."""
+"""Rank and kind of expressions inside the CPU translator, whose tiles carry version marks. Checks nothing."""
 
 from __future__ import annotations
 

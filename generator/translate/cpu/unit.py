@@ -17,7 +17,7 @@ ELEMENT_TYPES = {"f32": "float", "f16": "f16", "bf16": "bf16", "i32": "int32_t"}
 
 @dataclass(slots=True)
 class Unit:
-    """spans: (loop, tile) -> the tile's columns are computed only where that loop's rows see them. live_rows: None when all rows count."""
+    """spans: (loop, tile): its columns are computed only where that loop's rows see them. live_rows: None when all count."""
 
     program: Program
     analysis: Analysis

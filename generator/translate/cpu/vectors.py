@@ -1,4 +1,4 @@
-"""Vector text of element-wise expressions. Each part is computed where its rank asks: once, once a row, once a column or for each element.
+"""Vector text of element-wise expressions. Each part is computed where its rank asks: once, for a row, a column or an element.
 
 `Vectors` knows the functions; the two subclasses know where rows and columns are: in lanes or in a loop.
 """
@@ -20,7 +20,8 @@ TYPES: dict[Kind, str] = {"f": "vf", "i": "vi", "m": "vm"}
 SPREAD: dict[Kind, str] = {"f": "vset({})", "i": "viset({})", "m": "vmset({})"}
 
 FLOATS = {
-    "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "/": "({} / {})", "neg": "vneg({})", "max": "vmax({}, {})", "min": "vmin({}, {})",
+    "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "/": "({} / {})", "neg": "vneg({})",
+    "max": "vmax({}, {})", "min": "vmin({}, {})",
     "abs": "vabs({})", "floor": "vfloor({})", "log": "vlog({})", "log2": "vlog2({})", "sqrt": "vsqrt({})", "tanh": "vtanh({})",
     "//": "vfloor({} / {})", "ceildiv": "vceil({} / {})", "%": "vmod({}, {})",
 }  # fmt: skip

@@ -58,7 +58,7 @@ def _without(body: tuple[Stmt, ...], loop: For) -> tuple[Stmt, ...]:
 
 
 def _keeps_columns(s: Stmt, tied: set[str]) -> bool:
-    """Whether a statement reads the tiles column by column only: element-wise, in a reduction, or contracted as the first operand."""
+    """Whether a statement reads the tiles by columns only: element-wise, in a reduction, contracted as the first operand."""
     match s:
         case Gemm():
             return s.b not in tied and not (s.a in tied and s.a_transposed) and not (s.into in tied and s.a in tied)
