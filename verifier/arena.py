@@ -73,8 +73,8 @@ class Trespass:
     num_bytes: int
 
 
-def _pages(num_bytes: int) -> int:
-    return max(1, -(-num_bytes // mmap.PAGESIZE)) * mmap.PAGESIZE
+def _pages(num_bytes: int, page_bytes: int = mmap.PAGESIZE) -> int:
+    return max(1, -(-num_bytes // page_bytes)) * page_bytes
 
 
 class Memory:
@@ -97,10 +97,16 @@ class Memory:
 
 
 class Arena:
-    """The slots of one input in a `Memory`. Fill the inputs through `views`, then `seal`; after a run, ask what changed."""
+    """The slots of one input in a `Memory`. Fill the inputs through `views`, then `seal`; after a run, ask what changed.
 
-    def __init__(self, memory: Memory, slots: Sequence[Slot]) -> None:
+    page_bytes: the smallest piece that can be mapped where the candidate runs (a GPU's is larger than a CPU's).
+    """
+
+    def __init__(
+        self, memory: Memory, slots: Sequence[Slot], page_bytes: int = mmap.PAGESIZE, guard_bytes: int = GUARD_BYTES
+    ) -> None:
         self.slots = tuple(slots)
+        self._page_bytes, self._guard_bytes = page_bytes, guard_bytes
         self.segments: tuple[Segment, ...]
         self._starts: dict[str, int] = {}
         self._extents: dict[str, tuple[int, int]] = {}  # of a tensor's guards and pages together
@@ -124,24 +130,24 @@ class Arena:
 
     def _place_near(self, slot: Slot, at: int) -> list[Segment]:
         used = slot.storage * slot.element_size
-        length = _pages(used)
-        start = at + GUARD_BYTES + (length - used if slot.place == "end" else 0)
+        length, guard = _pages(used, self._page_bytes), self._guard_bytes
+        start = at + guard + (length - used if slot.place == "end" else 0)
         self._starts[slot.name] = start
         self._addresses[slot.name] = start + slot.offset * slot.element_size
         self._strides[slot.name] = slot.strides
         kind: Literal["in", "out"] = "out" if slot.written else "in"
-        ends = (at + GUARD_BYTES, at + GUARD_BYTES + length)
+        ends = (at + guard, at + guard + length)
         return [
-            Segment(at, GUARD_BYTES, "guard", at),
+            Segment(at, guard, "guard", at),
             Segment(ends[0], length, kind, ends[0]),
-            Segment(ends[1], GUARD_BYTES, "guard", ends[1]),
+            Segment(ends[1], guard, "guard", ends[1]),
         ]
 
     def _place_far(self, slot: Slot, at: int) -> list[Segment]:
         """Rows drift by 64 elements in their pages, as FAR_STRIDE makes them; in the file they drift alike."""
         rows, size = slot.shape[2], slot.element_size
-        drift = FAR_STRIDE * size % mmap.PAGESIZE
-        length = _pages(slot.storage * size + drift * max(0, rows - 1))
+        drift = FAR_STRIDE * size % self._page_bytes
+        length = _pages(slot.storage * size + drift * max(0, rows - 1), self._page_bytes)
         number = sum(s.far for s in self.slots[: self.slots.index(slot)])
         address = FAR_BASE + (number << 38)  # 256 GiB apart
         self._starts[slot.name], self._addresses[slot.name] = at, address

@@ -110,10 +110,15 @@ def _probe(command: tuple[str, ...]) -> Compiler | None:
 
 
 def compile_translated(
-    translated: Translated, cache_dir: str | os.PathLike[str], limits: Limits | None = None, compiler: Compiler | None = None
+    translated: Translated,
+    cache_dir: str | os.PathLike[str],
+    limits: Limits | None = None,
+    compiler: Compiler | None = None,
+    arch: str | None = None,
 ) -> Binary | CompileFailed:
     """Compile, or find in the cache, the binary of a translated program.
 
+    arch: CUDA only: another architecture than the target's own, to check an older target's code on a newer card ("sm_90").
     A failed compile is a value, not an exception. Raises NoCompiler, and ValueError for an instruction set or language that
     is not known.
     """
@@ -124,7 +129,7 @@ def compile_translated(
         case "cuda":
             from verifier.compile_cuda import compile_cuda
 
-            return compile_cuda(translated, cache_dir, limits)
+            return compile_cuda(translated, cache_dir, limits, arch)
         case other:
             raise ValueError(f"language: expected c++ or cuda, found {other!r}")
 

@@ -57,12 +57,17 @@ def bound_to_parent(parent: int) -> None:
 
 def limit(cpu_s: int, memory_bytes: int) -> None:
     """Hard limits of CPU seconds and address space; no core dumps, no large files."""
-    for what, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_CPU, cpu_s),
-        (resource.RLIMIT_AS, memory_bytes),
-        (resource.RLIMIT_FSIZE, 1 << 20),
-    ):
+    limit_processor(cpu_s)
+    _set_limits(((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, 1 << 20)))
+
+
+def limit_processor(cpu_s: int) -> None:
+    """A hard limit of CPU seconds, and no core dumps: for children that need any address space and write files."""
+    _set_limits(((resource.RLIMIT_CORE, 0), (resource.RLIMIT_CPU, cpu_s)))
+
+
+def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
+    for what, value in limits:
         _, hard = resource.getrlimit(what)
         bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(what, (bound, bound))

@@ -11,13 +11,15 @@ import math
 import os
 import platform
 import socket
-import sys
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from generator.canonical import digest
+from verifier.gpu import NoDevice, identity
+
+__all__ = ["DeviceKey", "NoDevice", "device_key", "environment"]
 
 #: CPU flags that decide which code runs and how fast; /proc/cpuinfo's spelling.
 _ISA_FLAGS = (
@@ -57,10 +59,6 @@ class DeviceKey:
 
     def __str__(self) -> str:
         return f"{self.name} ({', '.join(f'{k}={v}' for k, v in self.facts)})"
-
-
-class NoDevice(ValueError):
-    """The device that was named is not on this machine, or cannot be asked."""
 
 
 def device_key(device: str = "cpu") -> DeviceKey:
@@ -141,65 +139,8 @@ def _cpu_key() -> DeviceKey:
 
 
 def _gpu_key(device: str) -> DeviceKey:
-    """Facts from NVML, which needs no CUDA context. NVML ignores CUDA_VISIBLE_DEVICES, so a number is looked up in it first."""
-    try:
-        import pynvml
-    except ImportError:
-        raise NoDevice(
-            f"device: {device!r} needs NVIDIA's management library; install it with `pip install nvidia-ml-py`"
-        ) from None
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        raise NoDevice(f"device: {device!r} cannot be asked: {error}") from None
-    try:
-        handle = _gpu_handle(pynvml, device)
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        facts: dict[str, int | str] = {
-            "compute_capability": f"{major}.{minor}",
-            "sm_count": _gpu_fact(lambda: pynvml.nvmlDeviceGetAttributes(handle).multiprocessorCount, _sm_count_of_torch(device)),
-            "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            "power_limit_w": _gpu_fact(lambda: pynvml.nvmlDeviceGetPowerManagementLimit(handle) // 1000, 0),
-            "mig": _gpu_fact(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0], 0),
-            "driver_major": int(pynvml.nvmlSystemGetDriverVersion().split(".")[0]),
-        }
-        return DeviceKey("cuda", pynvml.nvmlDeviceGetName(handle), tuple(sorted(facts.items())))
-    except pynvml.NVMLError as error:
-        raise NoDevice(f"device: {device!r} cannot be asked: {error}") from None
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _gpu_fact(ask: Any, otherwise: int) -> int:
-    """Some boards answer "not supported" to some questions; that is a fact too."""
-    import pynvml
-
-    try:
-        return int(ask())
-    except pynvml.NVMLError:
-        return otherwise
-
-
-def _sm_count_of_torch(device: str) -> int:
-    """NVML tells the number of multiprocessors of MIG slices only; torch asks the driver, if this process already uses CUDA."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized() or not device.startswith("cuda"):
-        return 0
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-def _gpu_handle(pynvml: Any, device: str) -> Any:
-    if device.startswith(("GPU-", "MIG-")):
-        return pynvml.nvmlDeviceGetHandleByUUID(device)
-    number = int(device.partition(":")[2] or 0)
-    visible = [v for v in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if v]
-    if visible:
-        if number >= len(visible):
-            raise NoDevice(f"device: {device!r} is not among CUDA_VISIBLE_DEVICES={','.join(visible)}")
-        if not visible[number].isdigit():
-            return pynvml.nvmlDeviceGetHandleByUUID(visible[number])
-        number = int(visible[number])
-    return pynvml.nvmlDeviceGetHandleByIndex(number)
+    name, facts = identity(device)
+    return DeviceKey("cuda", name, tuple(sorted(facts.items())))
 
 
 # ---------------------------------------------------------------------------------------------------------- provenance

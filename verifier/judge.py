@@ -19,7 +19,7 @@ from verifier.checks import Finding, Outputs, case_error, check_outputs
 from verifier.inputs import call_view, fill, slots_of
 from verifier.launch import LaunchError, check_call, default_num_threads
 from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness
-from verifier.sandbox import CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
+from verifier.sandbox import CallTensor, CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
 from verifier.tolerance import RULE_ID
 from verifier.trial import Trial, one_thread, trials_for
 
@@ -34,9 +34,19 @@ class Judging:
     launch: Launch
     num_threads: int
     limits: SandboxLimits
+    device: str
 
     def sandbox(self) -> Sandbox:
-        return Sandbox(self.data, self.launch, self.num_threads, self.limits)
+        if self.device == "cpu":
+            return Sandbox(self.data, self.launch, self.num_threads, self.limits)
+        from verifier.cuda_sandbox import CudaSandbox
+
+        return CudaSandbox(self.data, self.launch, self.device, self.limits)
+
+
+def default_device(target: str) -> str:
+    """Where a target's binaries run unless somebody says where: the processor, or the first GPU."""
+    return "cpu" if target == "cpu" else "cuda:0"
 
 
 def judge(
@@ -48,15 +58,18 @@ def judge(
     limits: SandboxLimits | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
+    device: str | None = None,
 ) -> Verdict:
     """Run the binary on the spec's inputs and check everything. A wrong kernel is a value; what raises is not the kernel's fault.
 
+    device: "cuda:N" or a UUID for cubins; by default the first. Raises NoDevice for one that cannot be used.
     seed: to repeat a verdict; by default secret and fresh. progress: told the name of each input before it runs. Raises SpecError
     (WeakSuite) for a spec that cannot be judged, BindingError for parameters that it does not know, LaunchError for bytes
     that are not those that were built.
     """
     started = time.monotonic()
-    judging = Judging(read_binary(binary), launch, num_threads or default_num_threads(), limits or SandboxLimits())
+    where = device or default_device(binary.target)
+    judging = Judging(read_binary(binary), launch, num_threads or default_num_threads(), limits or SandboxLimits(), where)
     bind(launch, spec)
     trials = trials_for(spec, seed)
     errors: list[CaseError] = []
@@ -94,7 +107,7 @@ class Setting:
     trial: Trial
     binding: Binding
     arena: Arena
-    tensors: tuple[tuple[str, tuple[int, ...]], ...]
+    tensors: tuple[CallTensor, ...]
     scalars: tuple[int | float, ...]
 
 
@@ -103,13 +116,13 @@ def set_up(sandbox: Sandbox, launch: Launch, trial: Trial) -> Setting:
     spec = trial.case.spec
     binding = bind(launch, spec)
     slots = slots_of(trial.case, binding)
-    arena = Arena(sandbox.memory, slots)
+    arena = sandbox.arena(slots)
     arena.poison()
     fill(arena.views, binding, trial.values)
     arena.seal()
-    tensors = tuple((s.name, call_view(s, t.view, spec)[1]) for s, t in zip(slots, binding.tensors, strict=True))
+    tensors = tuple(CallTensor(s.name, *call_view(s, t.view, spec)) for s, t in zip(slots, binding.tensors, strict=True))
     scalars = tuple(s.value for s in binding.scalars)
-    check_call(launch, [strides for _, strides in tensors], scalars)
+    check_call(launch, [t.strides for t in tensors], scalars)
     return Setting(trial, binding, arena, tensors, scalars)
 
 

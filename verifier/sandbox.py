@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from generator.canonical import digest_bytes, to_plain
 from generator.translate.records import Launch
-from verifier.arena import Arena, Memory
+from verifier.arena import Arena, Memory, Slot
 from verifier.children import kill_group
 from verifier.nursery import NurseryDied, Nursling, nursery_for
 from verifier.sandbox_child import PACKET_BYTES
@@ -62,11 +62,14 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The child ended instead of answering: by a signal (its number), or with an exit status."""
+    """The child ended instead of answering: by a signal (its number), or with an exit status. error: what a GPU's driver said
+    when it stopped the kernel; nothing can be done in that process any more.
+    """
 
     signal: int
     status: int
     log: str
+    error: str = ""
 
     @property
     def forbidden_call(self) -> bool:
@@ -74,11 +77,13 @@ class Died:
 
     @property
     def bad_access(self) -> bool:
-        return self.signal in (7, 11)  # SIGBUS, SIGSEGV
+        return self.signal in (7, 11) or "illegal memory access" in self.error  # SIGBUS, SIGSEGV
 
     def __str__(self) -> str:
         import signal
 
+        if self.error:
+            return f"was stopped by the device: {self.error}"
         if self.forbidden_call:
             return "made a system call that computing does not need (a process, a thread, a signal or the network)"
         if self.signal:
@@ -92,6 +97,14 @@ class TimedOut:
 
 
 Outcome = Ran | Died | TimedOut
+
+
+class CallTensor(NamedTuple):
+    """One tensor of a call as the kernel addresses it: its slot in the arena; strides in elements."""
+
+    name: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
 
 
 class CannotStart(RuntimeError):
@@ -178,13 +191,17 @@ class Sandbox:
     def close(self) -> None:
         """Kill the group, whatever state it is in, and give everything back."""
         if self._process is not None:
-            kill_group(self._process.pid)
-            self._process.wait()
+            self._kill()
         self._channel.close()
         self._theirs.close()
         self._log.close()
         self.memory.close()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _kill(self) -> None:
+        assert self._process is not None
+        kill_group(self._process.pid)
+        self._process.wait()
 
     @property
     def pid(self) -> int:
@@ -192,6 +209,10 @@ class Sandbox:
         return self._process.pid
 
     # -------------------------------------------------------------------------------------------------------- work
+
+    def arena(self, slots: Sequence[Slot]) -> Arena:
+        """Memory for one input, in pieces that the child can map."""
+        return Arena(self.memory, slots)
 
     def lay_out(self, arena: Arena, *, guards: bool = True, writable_inputs: bool = True) -> Outcome:
         """Map the arena. guards: bands around tensors that nobody may touch; without, they are memory, checked afterwards."""
@@ -201,15 +222,15 @@ class Sandbox:
             self.limits.start_s,
         )
 
-    def run(self, arena: Arena, tensors: Sequence[tuple[str, tuple[int, ...]]], scalars: Sequence[int | float]) -> Outcome:
-        """Call the kernel once. tensors: slot and strides (elements) of each parameter, in launch order; scalars likewise."""
-        call = {"addresses": [arena.address_of(name) for name, _ in tensors], **self.numbers(tensors, scalars)}
+    def run(self, arena: Arena, tensors: Sequence[CallTensor], scalars: Sequence[int | float]) -> Outcome:
+        """Call the kernel once. tensors: of each parameter, in launch order; scalars likewise."""
+        call = {"addresses": [arena.address_of(t.name) for t in tensors], **self.numbers(tensors, scalars)}
         return self.ask({"do": "run", **call}, self.limits.run_s)
 
-    def numbers(self, tensors: Sequence[tuple[str, tuple[int, ...]]], scalars: Sequence[int | float]) -> dict[str, Any]:
+    def numbers(self, tensors: Sequence[CallTensor], scalars: Sequence[int | float]) -> dict[str, Any]:
         pairs = list(zip(self._launch.scalars, scalars, strict=True))
         return {
-            "strides": [stride for _, strides in tensors for stride in strides],
+            "strides": [stride for t in tensors for stride in t.strides],
             "ints": [int(value) for scalar, value in pairs if scalar.dtype == "i32"],
             "floats": [float(value) for scalar, value in pairs if scalar.dtype != "i32"],
         }
@@ -253,9 +274,7 @@ class Sandbox:
                 return self._death()
             if (answer := _parsed(packet)).get("nonce") == nonce:
                 return answer
-        assert self._process is not None
-        kill_group(self._process.pid)
-        self._process.wait()
+        self._kill()
         return TimedOut(limit_s)
 
     def _death(self) -> Died:

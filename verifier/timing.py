@@ -23,7 +23,7 @@ from verifier.checks import Expected, Outputs, check_outputs
 from verifier.inputs import Case, call_view, captured_values, fresh_seed, slots_of
 from verifier.launch import check_call
 from verifier.records import Witness
-from verifier.sandbox import Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
+from verifier.sandbox import CallTensor, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
 from verifier.trial import expectation, one_thread
 
 OURS = "ours"
@@ -170,10 +170,12 @@ class Workload:
         """From here on the candidate's code is in the child."""
         self._sandbox.must({"do": "stop"}, 60)
         self._sandbox.hear_start()
-        tensors = [(s.name, call_view(s, t.view, self.spec)[1]) for s, t in zip(self._slots, self._binding.tensors, strict=True)]
+        tensors = [
+            CallTensor(s.name, *call_view(s, t.view, self.spec)) for s, t in zip(self._slots, self._binding.tensors, strict=True)
+        ]
         scalars = [s.value for s in self._binding.scalars]
-        check_call(self._sandbox.launch, [strides for _, strides in tensors], scalars)
-        addresses = [[self._arena.address_of(names[name]) for name, _ in tensors] for names in self._names]
+        check_call(self._sandbox.launch, [t.strides for t in tensors], scalars)
+        addresses = [[self._arena.address_of(names[t.name]) for t in tensors] for names in self._names]
         self._sandbox.must({"do": "candidate", "addresses": addresses, **self._sandbox.numbers(tensors, scalars)}, 60)
         self._arena.seal()
         self._timed.clear()

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from verifier import environment
+from verifier import environment, gpu
 from verifier.compile import ISA_FLAGS
 from verifier.environment import DeviceKey, NoDevice, cores_given, device_key, isa_levels
 
@@ -59,7 +59,7 @@ def test_gpu_numbers_are_looked_up_in_the_visible_list(monkeypatch):
         nvmlDeviceGetHandleByUUID = staticmethod(lambda u: f"uuid {u}")
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,GPU-abc")
-    assert environment._gpu_handle(Nvml, "cuda:0") == "index 3"
-    assert environment._gpu_handle(Nvml, "cuda:1") == "uuid GPU-abc"
+    assert gpu.gpu_handle(Nvml, "cuda:0") == "index 3"
+    assert gpu.gpu_handle(Nvml, "cuda:1") == "uuid GPU-abc"
     with pytest.raises(NoDevice, match="cuda:2"):
-        environment._gpu_handle(Nvml, "cuda:2")
+        gpu.gpu_handle(Nvml, "cuda:2")

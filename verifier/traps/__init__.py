@@ -89,6 +89,15 @@ def launch_of(spec: AttentionSpec, entry: str = "attention_kernel") -> Launch:
     )
 
 
+def causal_form(spec: AttentionSpec) -> int:
+    """How the sources name the mask: 0 none, 1 causal aligned at the end, 2 at the start. Only for specs that have no other rule."""
+    assert not spec.scores and all(rule.name == "causal" for rule in spec.masks), spec
+    causal = 0
+    for rule in spec.masks:
+        causal = 2 if dict(rule.parameters).get("align") == "top_left" else 1
+    return causal
+
+
 def good_kernel(spec: AttentionSpec) -> Translated:
     """A plain, right kernel for a spec without score rules whose only mask, if any, is causal."""
     return kernel(spec, "good")
@@ -96,11 +105,9 @@ def good_kernel(spec: AttentionSpec) -> Translated:
 
 def kernel(spec: AttentionSpec, name: str) -> Translated:
     """The hand-made kernel of that name, for a spec without score rules whose only mask, if any, is causal."""
-    assert not spec.scores and all(rule.name == "causal" for rule in spec.masks), spec
-    causal = 0
-    for rule in spec.masks:
-        causal = 2 if dict(rule.parameters).get("align") == "top_left" else 1
-    facts = {"DTYPE": _DTYPES[spec.dtype], "HEAD_DIM": spec.head_dim, "HEAD_DIM_V": spec.head_dim_v, "CAUSAL": causal}
+    facts = {
+        "DTYPE": _DTYPES[spec.dtype], "HEAD_DIM": spec.head_dim, "HEAD_DIM_V": spec.head_dim_v, "CAUSAL": causal_form(spec),
+    }  # fmt: skip
     defines = "".join(f"#define {key} {value}\n" for key, value in facts.items())
     source = defines + (FOLDER / "core.h").read_text() + (FOLDER / f"{name}.cpp").read_text()
     return Translated("cpu", "c++", source, launch_of(spec), digest_text(name), {})

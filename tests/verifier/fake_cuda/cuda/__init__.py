@@ -1,0 +1,1 @@
+"""A stand-in, found before the real package."""

@@ -1,0 +1,3 @@
+"""A stand-in, found before the real package."""
+
+VERSION = (0, 0)
