@@ -61,8 +61,8 @@ class DeviceTensor:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of the arena's file that is device memory: `place` 0 and `at` bytes into the common range, or into that of far tensor
-    number `place - 1`.
+    """A part of the arena's file that is device memory, `at` bytes into a range of addresses: `place` 0 is the common one, others
+    belong to one far tensor each.
     """
 
     offset: int

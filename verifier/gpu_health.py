@@ -1,4 +1,4 @@
-"""Whether a GPU may be used again after a candidate hung or crashed: its memory given back, its processes gone, a tiny kernel right.
+"""Whether a GPU may be used again after a candidate hung or crashed: memory given back, processes gone, a tiny kernel right.
 
 A device that does not come clean is out of service for this process; `check_in_service` says so to whoever asks next. Kills
 nothing and resets nothing.

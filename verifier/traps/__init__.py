@@ -90,7 +90,7 @@ def launch_of(spec: AttentionSpec, entry: str = "attention_kernel") -> Launch:
 
 
 def causal_form(spec: AttentionSpec) -> int:
-    """How the sources name the mask: 0 none, 1 causal aligned at the end, 2 at the start. Only for specs that have no other rule."""
+    """How the sources name the mask: 0 none, 1 causal aligned at the end, 2 at the start. For specs that have no other rule."""
     assert not spec.scores and all(rule.name == "causal" for rule in spec.masks), spec
     causal = 0
     for rule in spec.masks:
