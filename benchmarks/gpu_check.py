@@ -11,6 +11,7 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -589,15 +590,15 @@ def phase_of(session: Session, phase: str) -> None:
 
 
 def environment() -> dict[str, Any]:
-    import subprocess
-
-    query = "name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu,memory.total"
-    done = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, check=False
-    )
     import torch
 
-    return {"gpu": done.stdout.strip(), "torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
+    query = "name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu,memory.total"
+    try:
+        done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True)
+        card = done.stdout.strip()
+    except OSError as error:
+        card = f"unknown: {error}"
+    return {"gpu": card, "torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
 
 
 def main() -> None:

@@ -60,6 +60,8 @@ def emulated_source(translated: Translated) -> str:
         + text
         + '\nextern "C" void emulate(const void* p, unsigned blocks, unsigned threads, unsigned seed) '
         + f"{{ emulate_grid(blocks, threads, seed, [=] {{ {call}; }}); }}\n"
+        + 'extern "C" void emulate_repack(const void* p, unsigned blocks, unsigned threads) '
+        + "{ emulate_grid(blocks, threads, 1, [=] { farm_repack(*(const Repack*)p); }); }\n"
     )
 
 

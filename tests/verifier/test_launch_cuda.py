@@ -1,0 +1,183 @@
+"""The CUDA launcher without a GPU: a driver that notes what it is told and runs kernels in the emulator."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import struct
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.append(str(Path(__file__).parents[1] / "generator"))
+
+from cuda_emulation import build
+
+from generator.authors.rules import RuleAuthor
+from generator.binding import bind
+from generator.spec import AttentionSpec, Rule
+from generator.targets import TARGETS
+from generator.tl.ir import Constant, Program
+from generator.translate import translate
+from generator.translate.records import Translated
+from verifier import launch_cuda
+from verifier.launch import LaunchError
+from verifier.oracle import attention
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++"),
+    pytest.mark.skipif(find_spec("cuda") is None, reason="needs cuda-bindings"),
+]
+
+
+class EmulatedDriver:
+    """The driver's functions that the launcher uses; memory is the host's."""
+
+    def __init__(self, translated: Translated, folder: Path) -> None:
+        from cuda.bindings import driver
+
+        self._real, self._library = driver, build(translated, folder)
+        self._memory: dict[int, Any] = {}
+        self.shared_limit, self.launches = 0, []
+
+    def __getattr__(self, name: str) -> Any:  # enumerations and integer types
+        return getattr(self._real, name)
+
+    def cuGetErrorString(self, status: Any) -> tuple[int, bytes]:
+        return 0, b"refused"
+
+    def cuModuleLoadData(self, data: bytes) -> tuple[int, str]:
+        return (0, "module") if data == b"cubin" else (1, "")
+
+    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:
+        return 0, name.decode()
+
+    def cuFuncSetAttribute(self, function: str, attribute: Any, value: int) -> tuple[int]:
+        self.shared_limit = value
+        return (0,)
+
+    def cuCtxGetDevice(self) -> tuple[int, int]:
+        return 0, 0
+
+    def cuDeviceGetAttribute(self, attribute: Any, device: int) -> tuple[int, int]:
+        return 0, 3
+
+    def cuMemAlloc(self, size: int) -> tuple[int, int]:
+        buffer = torch.empty(size + 16, dtype=torch.uint8)
+        address = -(-buffer.data_ptr() // 16) * 16
+        self._memory[address] = buffer
+        return 0, address
+
+    def cuMemFree(self, address: int) -> tuple[int]:
+        del self._memory[address]
+        return (0,)
+
+    def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[int]:
+        ctypes.memset(address, value, size)
+        return (0,)
+
+    def cuTensorMapEncodeTiled(self, kind, rank, address, extents, strides, box, steps, *modes) -> tuple[int, Any]:  # type: ignore[no-untyped-def]
+        numbers = [[int(x) for x in values] for values in (extents, strides, box)]
+        if int(address) % 16 or any(s % 16 or not s for s in numbers[1]) or any(not 0 < b <= 256 for b in numbers[2]):
+            return 1, None
+        block = ctypes.create_string_buffer(struct.pack("<Q5Q4Q5I", int(address), *numbers[0], *numbers[1], *numbers[2]), 128)
+        return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(block))
+
+    def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) -> tuple[int]:  # type: ignore[no-untyped-def]
+        assert (gy, gz, by, bz, extra) == (1, 1, 1, 1, 0) and (shared <= 48 * 1024 or shared <= self.shared_limit)
+        block = ctypes.c_void_p.from_address(parameters).value
+        self.launches.append((function, gx, stream))
+        if function == "farm_repack":
+            self._library.emulate_repack(ctypes.c_void_p(block), min(gx, 2), bx)
+        else:
+            self._library.emulate(ctypes.c_void_p(block), gx, bx, 1)
+        return (0,)
+
+
+SPEC = AttentionSpec(2, 1, 40, 72, 1, 70, 90, "bf16", (Rule.make("causal"),))
+
+
+@pytest.fixture(params=["sm_80", "sm_90a"])
+def loaded(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[launch_cuda.CudaKernel, EmulatedDriver]:
+    program = RuleAuthor().code(SPEC, request.param)
+    tiles = {"BM": 64, "BN": 32}
+    body = tuple(Constant(s.name, (tiles.get(s.name, s.choices[0]),)) if isinstance(s, Constant) else s for s in program.body)
+    translated = translate(Program(program.name, program.stage, body), TARGETS[request.param])
+    assert isinstance(translated, Translated)
+    driver = EmulatedDriver(translated, tmp_path)
+    monkeypatch.setattr(launch_cuda, "_driver", lambda: driver)
+    return launch_cuda.CudaKernel(translated.launch, b"cubin"), driver
+
+
+def tensors(spec: AttentionSpec = SPEC) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(1)
+
+    def make(heads: int, rows: int, d: int) -> torch.Tensor:
+        return torch.randn((spec.batch, rows, heads, d), generator=g).bfloat16().transpose(1, 2)
+
+    q, k, v = make(2, spec.seqlen_q, 40), make(1, spec.seqlen_k, 40), make(1, spec.seqlen_k, 72)
+    o = torch.full((spec.batch, 2, spec.seqlen_q, 72), torch.nan, dtype=torch.bfloat16)
+    return {"q": q, "k": k, "v": v, "o": o, "lse": torch.full((spec.batch, 2, spec.seqlen_q), torch.nan)}
+
+
+def call(kernel: launch_cuda.CudaKernel, given: dict[str, torch.Tensor], spec: AttentionSpec = SPEC, stream: int = 0) -> None:
+    binding = bind(kernel.launch, spec)
+    kernel.call([given.get(t.role) for t in binding.tensors], [s.value for s in binding.scalars], stream)
+
+
+def assert_right(given: dict[str, torch.Tensor], spec: AttentionSpec = SPEC) -> None:
+    expected = attention(spec, given)
+    assert float((given["o"].double() - expected.out).norm()) <= 6e-3 * float(expected.out.norm())
+    torch.testing.assert_close(given["lse"].double(), expected.lse, atol=2e-5, rtol=1e-5)
+
+
+def test_a_call_gives_the_right_values(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    kernel, driver = loaded
+    given = tensors()
+    call(kernel, given, stream=77)
+    assert_right(given)
+    assert [(f, s) for f, _, s in driver.launches] == [(kernel.launch.entry, 77)]
+    call(kernel, given)  # the queue's counter was left at zero
+    assert_right(given)
+
+
+def test_misaligned_and_expanded_operands_are_repacked(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    kernel, driver = loaded
+    given = tensors()
+    wide = torch.zeros(1, 2, 70, 43, dtype=torch.bfloat16)
+    wide[..., 1:41] = given["q"]
+    given["q"] = wide[..., 1:41]
+    call(kernel, given)
+    assert_right(given)
+    assert [f for f, *_ in driver.launches] == ["farm_repack", kernel.launch.entry]
+
+
+def test_an_output_may_be_left_out(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    kernel, _ = loaded
+    given = tensors()
+    lse = given.pop("lse")
+    call(kernel, given)
+    assert torch.isnan(lse).all() and not torch.isnan(given["o"]).any()
+    with pytest.raises(LaunchError, match="Q: expected a tensor"):
+        call(kernel, {n: t for n, t in given.items() if n != "q"})
+
+
+def test_empty_calls(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    """No queries: nothing is launched. No keys: zeros, and LSE -inf."""
+    from dataclasses import replace
+
+    kernel, driver = loaded
+    none = replace(SPEC, seqlen_q=0)
+    call(kernel, tensors(none), none)
+    assert driver.launches == []
+    keyless = replace(SPEC, seqlen_k=0)
+    given = tensors(keyless)
+    call(kernel, given, keyless)
+    assert (given["o"] == 0).all() and (given["lse"] == -torch.inf).all()
