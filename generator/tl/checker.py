@@ -6,7 +6,7 @@ fill its holes. Line numbers are the text's in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 
@@ -123,9 +123,9 @@ def _code(program: Program, limits: Limits | None, report: Report, tolerated: fr
 
 def _core(program: Program, limits: Limits | None, report: Report, silent: set[str], most_choices: int) -> None:
     """What core code shows, for the ways to fill the holes (so many at most)."""
-    seen: set[tuple[str, str, int]] = set()
+    by_choice: list[tuple[dict[str, int], tuple[Diagnostic, ...]]] = []
     for choice in islice(_choices(program), max(most_choices, 1)):
-        part = Report(suffix=f" (with {choice_text(choice)})" if choice else "")
+        part = Report()
         core = lower(fill(program, choice))
         bounds = Bounds.of(core)
         check_flow(core, part, bounds, silent)
@@ -135,18 +135,21 @@ def _core(program: Program, limits: Limits | None, report: Report, silent: set[s
             liveness = check_liveness(core, mentioned_names(program), part)
             if limits is not None and not choice:
                 check_limits(core, liveness, limits, part)
-        report.found += _new(part.found, seen)
+        by_choice.append((choice, in_order(part.found)))
+    report.found += _together(by_choice)
 
 
-def choice_text(choice: dict[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in choice.items())
-
-
-def _new(found: Iterable[Diagnostic], seen: set[tuple[str, str, int]]) -> list[Diagnostic]:
-    """Findings of one choice that no earlier choice had on the same line."""
-    fresh = [d for d in in_order(found) if (d.code, d.expected, d.span.line) not in seen]
-    seen |= {(d.code, d.expected, d.span.line) for d in fresh}
-    return fresh
+def _together(by_choice: list[tuple[dict[str, int], tuple[Diagnostic, ...]]]) -> list[Diagnostic]:
+    """What every choice shows, as it is; of what only some show, the first of each kind and place, with its choice."""
+    everywhere = set.intersection(*({*found} for _, found in by_choice))
+    out = [d for d in by_choice[0][1] if d in everywhere]
+    said = {(d.code, d.span) for d in out}
+    for choice, found in by_choice:
+        new = [d for d in found if (d.code, d.span) not in said]
+        said |= {(d.code, d.span) for d in new}
+        names = ", ".join(f"{name} = {value}" for name, value in choice.items())
+        out += [replace(d, message=f"{d.message} (with {names})") for d in new]
+    return out
 
 
 def _choices(program: Program) -> Iterator[dict[str, int]]:

@@ -120,6 +120,8 @@ def test_every_choice_of_a_hole_is_checked():
     found = check(parse_or_raise(wrong))
     assert {d.code for d in found if "with DV = 128" in d.message} >= {"gemm-shape"}
     assert not any("with DV = 64" in d.message for d in found)
+    for_all = check(parse_or_raise(text.replace(" = -inf", "")))  # no choice mends this, so none is named
+    assert [(d.code, d.message) for d in for_all] == [("no-value", "row_max has no value yet")]
 
 
 # ---------------------------------------------------------------------------------------------------- names and paths

@@ -12,10 +12,9 @@ from generator.tl.printer import print_expression
 
 @dataclass(slots=True)
 class Report:
-    """Findings in the order found. `suffix` is added to every message: the choice of tile sizes that it holds for."""
+    """Findings in the order found."""
 
     found: list[Diagnostic] = field(default_factory=list)
-    suffix: str = ""
 
     def error(self, code: str, message: str, span: Span, hint: str = "", expected: str = "", found: str = "") -> None:
         self._add(code, "error", message, span, hint, expected, found)
@@ -26,7 +25,7 @@ class Report:
     def _add(
         self, code: str, severity: Severity, message: str, span: Span, hint: str = "", expected: str = "", found: str = ""
     ) -> None:
-        self.found.append(Diagnostic(code, severity, message + self.suffix, span, hint, expected, found))
+        self.found.append(Diagnostic(code, severity, message, span, hint, expected, found))
 
 
 def shape_text(shape: Iterable[int | Expr]) -> str:
