@@ -117,4 +117,4 @@ def _difference(found: np.ndarray, wanted: np.ndarray) -> float:
     finite = np.isfinite(wanted)
     if not np.array_equal(np.where(finite, 0, wanted), np.where(finite, 0, found), equal_nan=True):
         return float("inf")
-    return float(np.abs(np.where(finite, found - wanted, 0)).max(initial=0) / np.abs(wanted[finite]).max(initial=1e-30))
+    return float(np.abs(found[finite] - wanted[finite]).max(initial=0) / np.abs(wanted[finite]).max(initial=1e-30))
