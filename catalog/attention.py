@@ -23,8 +23,8 @@ from catalog.frames import BoundKernel, RunFailed, check_out, sdpa_output
 from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
 from catalog.plain_attention import torch_sdpa
-from catalog.plainness import is_plain
-from catalog.serving import outcomes, per_thread
+from catalog.plainness import is_plain, nothing_watches
+from catalog.serving import Frame, Server, outcomes, per_thread
 from catalog.settings import override as _override
 from catalog.torch_ops import traced_flash, traced_sdpa
 from generator.spec import AttentionSpec
@@ -54,16 +54,12 @@ def scaled_dot_product_attention(
     if server.off:
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     outcomes.count_call()
-    if attn_mask is None and not dropout_p and is_plain(query, key, value):
-        identity = (
-            query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype,
-            value.dtype, query.device, key.device, value.device, is_causal, scale, enable_gqa, _override(),
-            _deterministic(),
-        )  # fmt: skip
-        frame = server.frames.get(identity)
-        if frame is None:
-            call = describe_sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
-            frame = server.frame(identity, call, _override(), partial(_bind_sdpa, call, query))
+    frame = None
+    if attn_mask is None and not dropout_p:
+        frame, options = server.latest, (is_causal, scale, enable_gqa, _override(), _deterministic())
+        if frame is None or frame.options != options or not frame.check(query, key, value) or not nothing_watches():
+            frame = _sdpa_frame(server, query, key, value, options)
+    if frame is not None:
         if frame.run is None:
             per_thread.decision = frame.decision
             frame.outcome.tick()
@@ -83,22 +79,34 @@ def scaled_dot_product_attention(
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
+def _sdpa_frame(server: Server, query: Tensor, key: Tensor, value: Tensor, options: tuple[Any, ...]) -> Frame | None:
+    """The frame for these tensors and options, found or made; None where no key describes them."""
+    if not is_plain(query, key, value):
+        return None
+    identity = (
+        query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype, value.dtype,
+        query.device, key.device, value.device, options,
+    )  # fmt: skip
+    frame = server.frames.get(identity)
+    if frame is None:
+        is_causal, scale, enable_gqa, override, _ = options
+        call = describe_sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+        frame = server.frame(identity, call, override, partial(_bind_sdpa, call, query))
+    server.remember(frame, options, query, key, value)
+    return frame
+
+
 def _bind_sdpa(call: AttentionCall, query: Tensor, loaded: LoadedKernel, spec: AttentionSpec) -> Callable[..., Tensor]:
     output = sdpa_output(query, call.head_dim_v)
     kernel = BoundKernel(loaded.entry, call, spec, output, {}, parallel=0 if serving.forked else None)
     shape, strides = output.shape, output.strides
 
-    def run_plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         out = query.new_empty_strided(shape, strides)
         kernel.run(query, key, value, out)
         return out
 
-    def run_any(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        out = query.new_empty_strided(shape, strides)
-        kernel.run_any(query, key, value, out, None, {})
-        return out
-
-    return run_plain if kernel.is_plain else run_any
+    return run
 
 
 def flash_attn_func(

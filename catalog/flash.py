@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,10 +13,10 @@ from catalog import serving
 from catalog.calls import AttentionCall
 from catalog.describe import describe_flash
 from catalog.flash_fallback import FlashArguments
-from catalog.frames import BoundKernel, RunFailed, flash_output
+from catalog.frames import NOTHING, BoundKernel, RunFailed, flash_output
 from catalog.loader import LoadedKernel
-from catalog.plainness import is_plain
-from catalog.serving import outcomes, per_thread
+from catalog.plainness import is_plain, nothing_watches
+from catalog.serving import Frame, Server, outcomes, per_thread
 from catalog.settings import override as _override
 from generator.spec import AttentionSpec
 
@@ -34,26 +35,14 @@ def answer(
     """Output and LSE from a kernel; None where torch has to answer (counted). name: the function that was called."""
     server = serving.server()
     outcomes.count_call()
-    slopes, sinks = arguments.alibi_slopes, arguments.sinks
-    plain = not arguments.dropout_p and is_plain(q, k, v) and (slopes is sinks is None or is_plain(*_or_query(q, slopes, sinks)))
-    if not plain or server.off:
+    frame, options = server.latest, (name, arguments, need_lse, _override(), _deterministic())
+    simple = out is None and not arguments.captured
+    if not simple or frame is None or frame.options != options or not frame.check(q, k, v) or not nothing_watches():
+        frame = _frame(server, q, k, v, options, out, simple)
+    if frame is None:
         check(q, k, v, arguments)
         server.miss(describe_flash(q, k, v, arguments, need_lse, name=name), _override())
         return None
-    window = None if arguments.window_size is None else tuple(arguments.window_size)
-    identity = (
-        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
-        arguments.causal, arguments.softmax_scale, window, arguments.softcap, need_lse, _override(), _deterministic(),
-        arguments.lengths is None, arguments.documents is None,
-        None if slopes is None else (slopes.shape, slopes.stride(), slopes.dtype, slopes.device),
-        None if sinks is None else (sinks.shape, sinks.stride(), sinks.device),
-        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
-    )  # fmt: skip
-    frame = server.frames.get(identity)
-    if frame is None:
-        check(q, k, v, arguments)
-        call = describe_flash(q, k, v, arguments, need_lse, name=name)
-        frame = server.frame(identity, call, _override(), partial(_bind, call, q, arguments, out))
     if frame.run is not None:
         try:
             answered: tuple[Tensor, Tensor | None] = frame.run(q, k, v, arguments, out)
@@ -65,6 +54,35 @@ def answer(
     return None if frame.run is None else answered
 
 
+def _frame(
+    server: Server, q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], out: Tensor | None, simple: bool
+) -> Frame | None:
+    """The frame for these tensors and options, found or made; None where no key describes them.
+
+    simple: there are no tensors but q, k and v.
+    """
+    name, arguments, need_lse, override, _ = options
+    captured = tuple(arguments.captured.values())
+    if server.off or arguments.dropout_p or not is_plain(q, k, v) or not all(is_plain(q, k, x) for x in captured):
+        return None
+    window = None if arguments.window_size is None else tuple(arguments.window_size)
+    plain = arguments._replace(window_size=window, alibi_slopes=None, sinks=None, lengths=None, documents=None)
+    identity = (
+        q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
+        name, plain, need_lse, override, options[-1],
+        tuple((label, x.shape, x.stride(), x.dtype, x.device) for label, x in arguments.captured.items()),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.device),
+    )  # fmt: skip
+    frame = server.frames.get(identity)
+    if frame is None:
+        check(q, k, v, arguments)
+        call = describe_flash(q, k, v, arguments, need_lse, name=name)
+        frame = server.frame(identity, call, override, partial(_bind, call, q, arguments, out))
+    if simple:
+        server.remember(frame, options, q, k, v)
+    return frame
+
+
 def _bind(
     call: AttentionCall, q: Tensor, arguments: FlashArguments, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
@@ -73,17 +91,12 @@ def _bind(
 
     def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         out = q.new_empty(output.shape) if out is None else out
-        if kernel.is_plain:
-            kernel.run(q, k, v, out)
-            return out, None
-        return out, kernel.run_any(q, k, v, out, None, arguments.captured)
+        if call.need_lse:
+            return out, kernel.run_with_lse(q, k, v, out, arguments.captured)
+        kernel.run(q, k, v, out, arguments.captured if call.captured else NOTHING)
+        return out, None
 
     return run
-
-
-def _or_query(q: Tensor, *others: Tensor | None) -> tuple[Tensor, ...]:
-    """Three tensors to look at: those that are given, and the query in place of the rest."""
-    return (q, *(q if x is None else x for x in others))
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> None:

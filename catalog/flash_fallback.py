@@ -37,9 +37,14 @@ class FlashArguments(NamedTuple):
     @property
     def captured(self) -> dict[str, Tensor]:
         """What a kernel reads besides q, k and v, by the names of the rules."""
+        if self[6:] == _NO_TENSORS and self.alibi_slopes is None:
+            return {}
         first, last = self.documents or (None, None)
         given = {"Slopes": self.alibi_slopes, "SinkLogit": self.sinks, "KvLen": self.lengths, "DocStart": first, "DocEnd": last}
         return {name: x for name, x in given.items() if x is not None}
+
+
+_NO_TENSORS = (None, None, None)
 
 
 def window_limits(window: Window, causal: bool) -> tuple[int | None, int | None]:

@@ -6,8 +6,11 @@ A frame is used by many threads: each call takes an argument block of its own fr
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -19,6 +22,8 @@ from generator.spec import AttentionSpec
 from verifier.launch import CallBlock, CpuKernel
 
 _num_threads = torch.get_num_threads
+_ROLES = ("q", "k", "v", "o", "lse")
+NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
 class RunFailed(RuntimeError):
@@ -56,41 +61,39 @@ class BoundKernel:
         self._strides = [s for t in binding.tensors for s in _strides(t, call, spec, out, captured)]
         self._ints = [int(s.value) for s in binding.scalars if s.dtype == "i32"]
         self._floats = [float(s.value) for s in binding.scalars if s.dtype != "i32"]
-        self._order = tuple(t.name if t.role == "captured" else t.role for t in binding.tensors)
-        self.is_plain = self._order == ("q", "k", "v", "o")
-        self.lse_shape = (call.batch, call.num_heads, call.seqlen_q)
+        order = [t.name if t.role == "captured" else t.role for t in binding.tensors]
+        self._captured = [name for name in order if name not in _ROLES]
+        self._in_launch_order = itemgetter(*((*_ROLES, *self._captured).index(name) for name in order))
+        self._lse_shape = (call.batch, call.num_heads, call.seqlen_q)
+        self._lse_elements = math.prod(self._lse_shape) if "lse" in order else 0
         alignment = max(4 if call.dtypes[0] == "fp32" else 2, int(kernel.launch.target_facts.get("alignment_bytes", 1)))
         self._misaligned = alignment - 1
         self._blocks: list[tuple[CallBlock, int]] = []
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        """For kernels that take q, k, v, o in this order. Raises RunFailed."""
-        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
-        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & self._misaligned:
-            raise _misaligned(self._misaligned + 1)
-        self._call(addresses)
+    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] = NOTHING) -> None:
+        """Writes `out`; an LSE that the kernel gives is dropped. Raises RunFailed."""
+        self._run(q, k, v, out, _scratch(self._lse_elements) if self._lse_elements else 0, captured)
 
-    def run_any(
-        self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, captured: Mapping[str, Tensor]
-    ) -> Tensor | None:
-        """For every kernel. lse: memory for it, or None: made where the kernel writes one. Returns it. Raises RunFailed."""
-        if lse is None and "lse" in self._order:
-            lse = q.new_empty(self.lse_shape, dtype=torch.float32)
-        named = {"q": q, "k": k, "v": v, "o": out, "lse": lse, **captured}
-        addresses = tuple(named[name].data_ptr() for name in self._order)  # type: ignore[union-attr]
-        if any(named[name].data_ptr() & self._misaligned for name in ("q", "k", "v", "o")):  # type: ignore[union-attr]
-            raise _misaligned(self._misaligned + 1)
-        self._call(addresses)
+    def run_with_lse(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] = NOTHING) -> Tensor:
+        """Writes `out` and gives the LSE (B, H, Sq). Raises RunFailed."""
+        lse = q.new_empty(self._lse_shape, dtype=torch.float32)
+        self._run(q, k, v, out, lse.data_ptr(), captured)
         return lse
 
-    def _call(self, addresses: tuple[int, ...]) -> None:
+    def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: int, captured: Mapping[str, Tensor]) -> None:
+        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse)
+        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & self._misaligned:
+            why = f"an address is no multiple of {self._misaligned + 1} bytes"
+            raise RunFailed(reason("alignment", why), broken=False)
+        if self._captured:
+            addresses += tuple(captured[name].data_ptr() for name in self._captured)
         try:
             block, threads = self._blocks.pop()
         except IndexError:
-            block, threads = self._new_block()
+            block, threads = self.new_block()
         if threads != (threads := _num_threads()):
             block.set_num_threads(threads)
-        block.set_pointers(addresses)
+        block.set_pointers(self._in_launch_order(addresses))
         try:
             self.kernel.run(block)
         except MemoryError as error:
@@ -99,7 +102,8 @@ class BoundKernel:
             raise RunFailed(reason("launch_failed", str(error)), broken=True) from None
         self._blocks.append((block, threads))
 
-    def _new_block(self) -> tuple[CallBlock, int]:
+    def new_block(self) -> tuple[CallBlock, int]:
+        """An argument block with all but the addresses filled in, and the number of threads that it names."""
         threads = _num_threads()
         block = self.kernel.block() if self._parallel is None else CallBlock(self.kernel.launch, self._parallel, threads)
         block.set_num_threads(threads)
@@ -108,8 +112,22 @@ class BoundKernel:
         return block, threads
 
 
-def _misaligned(alignment: int) -> RunFailed:
-    return RunFailed(reason("alignment", f"an address is no multiple of {alignment} bytes"), broken=False)
+class _PerThread(threading.local):
+    """Memory for an LSE that nobody wants: calls are synchronous, so one for each thread is enough."""
+
+    scratch: Tensor = torch.empty(0)
+    address = 0
+
+
+_per_thread = _PerThread()
+
+
+def _scratch(num_elements: int) -> int:
+    """The address of that many fp32 elements, this thread's own until its next call."""
+    if _per_thread.scratch.numel() < num_elements:
+        _per_thread.scratch = torch.empty(num_elements, dtype=torch.float32)
+        _per_thread.address = _per_thread.scratch.data_ptr()
+    return _per_thread.address
 
 
 def _strides(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,9 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _grad_enabled = torch.is_grad_enabled
 
+#: Whether three tensors, here and now, are all that a key would say they are.
+Check = Callable[[Tensor, Tensor, Tensor], bool]
+
 
 def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether a key of shapes, strides, dtypes and devices says all about these tensors and this context."""
@@ -23,3 +28,78 @@ def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if _function_modes() or _dispatch_modes() or _autocast() or _functorch() is not None:
         return False
     return not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_nested)
+
+
+# ------------------------------------------------------------------------------------------------ the same as last time
+
+# torch.compile's own guard on tensors compares type, dispatch keys (so subclasses, autocast, functorch, lazy negation), dtype,
+# device, need of gradients, shape and strides in one C++ call, several times faster than a key can be made. It is no public
+# interface: it is used only where a trial at import shows that it tells apart what has to be told apart; elsewhere the key is
+# made in every call.
+
+
+def check_like(query: Tensor, key: Tensor, value: Tensor) -> Check | None:
+    """A check that holds for plain tensors like these; None where torch's guard cannot be used.
+
+    The guard knows whether tensors want gradients, not whether gradients are on: it is made from tensors that want none. It never
+    holds for one tensor given twice.
+    """
+    if not _USABLE or query is key or key is value or query is value:
+        return None
+    if query.requires_grad or key.requires_grad or value.requires_grad:
+        return None
+    return _guard(query, key, value)
+
+
+def nothing_watches() -> bool:
+    """What torch's guard does not look at: modes that see every operation."""
+    return not (_function_modes() or _dispatch_modes())
+
+
+def _guard(*tensors: Tensor) -> Check:
+    from torch._C._dynamo.guards import TensorGuards
+
+    sizes, strides = [list(x.size()) for x in tensors], [list(x.stride()) for x in tensors]
+    check: Check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    return check
+
+
+def _is_usable() -> bool:
+    """The trial: the guard holds for equal tensors, and for none that differs in what matters."""
+    a, b, c = (torch.zeros(1, 2, 3, 4) for _ in range(3))
+    try:
+        check = _guard(a, b, c)
+        others = [
+            torch.zeros(1, 2, 5, 4),
+            torch.zeros(1, 2, 3, 8)[..., ::2],
+            torch.zeros(1, 3, 2, 4).transpose(1, 2),
+            torch.zeros(1, 2, 3, 4, dtype=torch.float64),
+            torch.zeros(1, 2, 3, 4, device="meta"),
+            torch.zeros(1, 2, 3, 4, requires_grad=True),
+            torch.nn.Parameter(a, requires_grad=False),
+            torch._neg_view(torch.zeros(1, 2, 3, 4)),
+        ]
+        with torch.enable_grad():
+            holds = check(a, b, c) and check(torch.zeros_like(a), b, c)
+            apart = not any(check(*(x if n == at else y for n, y in enumerate((a, b, c)))) for x in others for at in range(3))
+        with torch.no_grad():
+            apart = apart and not check(others[5], b, c)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            apart = apart and not check(a, b, c)
+        return bool(holds and apart and not _holds_under_vmap(check, a, b, c))
+    except (ImportError, AttributeError, TypeError, RuntimeError):
+        return False
+
+
+def _holds_under_vmap(check: Check, a: Tensor, b: Tensor, c: Tensor) -> bool:
+    seen: list[bool] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(check(x, b, c) or check(a, b, c))
+        return x
+
+    torch.vmap(look)(torch.zeros(2, *a.shape))
+    return seen[0]
+
+
+_USABLE = _is_usable()

@@ -18,7 +18,7 @@ from catalog.decisions import Decision
 from catalog.frames import BoundKernel, RunFailed, check_out, contiguous_strides, flash_output, sdpa_output
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
-from catalog.plainness import is_plain
+from catalog.plainness import check_like, is_plain, nothing_watches
 from catalog.reasons import NoKernelError, Reason
 from catalog.selection import matching_spec
 from catalog.settings import override
@@ -73,7 +73,7 @@ class Plan:
         self._bound: BoundKernel | None = None
         self._captured: dict[str, Tensor] = {}
         self._binary_hash = ""
-        self._facts = _facts(*example)
+        self._facts, self._check = _facts(*example), check_like(*example)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
         """The call, on tensors like the example's: the same shapes, strides, dtypes and device. out: written and returned.
@@ -81,21 +81,19 @@ class Plan:
         Raises PlanError for other tensors, ValueError for an `out` that does not fit.
         """
         bound = self._bound
-        if bound is None or not is_plain(q, k, v):
-            result = self._function(q, k, v, **self._arguments)
-            return result if out is None else out.copy_(result)
-        if _facts(q, k, v) != self._facts:
-            raise PlanError(_difference(self._facts, _facts(q, k, v)))
+        if bound is None or not (self._check is not None and self._check(q, k, v) and nothing_watches()):
+            if bound is None or not is_plain(q, k, v):
+                result = self._function(q, k, v, **self._arguments)
+                return result if out is None else out.copy_(result)
+            if _facts(q, k, v) != self._facts:
+                raise PlanError(_difference(self._facts, _facts(q, k, v)))
         if out is None:
             out = q.new_empty_strided(bound.out.shape, bound.out.strides)
         elif (out.stride(), out.shape, out.dtype, out.device) != (bound.out.strides, bound.out.shape, q.dtype, q.device):
             check_out(out, bound.out.shape, q)
             raise ValueError(f"out: expected strides {bound.out.strides}, found {out.stride()}")
         try:
-            if bound.is_plain:
-                bound.run(q, k, v, out)
-            else:
-                bound.run_any(q, k, v, out, None, self._captured)
+            bound.run(q, k, v, out, self._captured)
         except RunFailed as failure:
             if failure.broken:
                 serving.loader.quarantine(self._binary_hash, failure.reason)

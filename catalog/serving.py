@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from catalog import lockfile
 from catalog import settings as configuration
@@ -26,6 +27,7 @@ from catalog.envelope import Lengths, lengths_bucket
 from catalog.kernels import CatalogKernel, mask_shapes, score_shapes
 from catalog.keys import ShapeBucket, power_bucket
 from catalog.loader import LoadedKernel, Loader, LoadFailed
+from catalog.plainness import Check, check_like
 from catalog.reasons import NoKernelError, Reason, reason
 from catalog.selection import Machine, Question, choose, matching_spec
 from catalog.settings import Override, Settings
@@ -44,10 +46,12 @@ Bind = Callable[[LoadedKernel, AttentionSpec], Callable[..., Any]]
 class Frame:
     """What runs for exact shapes. `run` None: torch answers. A kernel's frame is called with the call's tensors."""
 
-    __slots__ = ("binary_hash", "decision", "outcome", "run")
+    __slots__ = ("binary_hash", "check", "decision", "options", "outcome", "run")
 
     def __init__(self, decision: Decision, outcome: Outcome, run: Callable[..., Any] | None, binary_hash: str = "") -> None:
         self.decision, self.outcome, self.run, self.binary_hash = decision, outcome, run, binary_hash
+        self.check: Check | None = None  # whether tensors are like those that the frame was made for
+        self.options: tuple[Any, ...] = ()  # the other arguments
 
 
 class Server:
@@ -57,6 +61,7 @@ class Server:
         self.settings, self.off, self.frozen = settings, settings.off, frozen
         self.lock = threading.RLock()
         self.frames: dict[Any, Frame] = {}
+        self.latest: Frame | None = None  # the same call is most often made again: one for each layer of a model
         self._decisions: dict[Any, tuple[Decision, CatalogKernel | None]] = {}
         self._source: Source | Reason | None = None
         self._lock_file: lockfile.Lock | None = None
@@ -101,6 +106,15 @@ class Server:
                 if self.settings.on_error == "raise":
                     raise NoKernelError(decision.call, (failure.reason,)) from failure
 
+    def remember(self, frame: Frame, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
+        """Look at this frame first in the next call. options: the other arguments, which hold no tensors."""
+        if frame.check is None or not frame.check(q, k, v):
+            check = check_like(q, k, v)
+            if check is None:
+                return
+            frame.options, frame.check = options, check
+        self.latest = frame
+
     def failed(self, frame: Frame, why: Reason, broken: bool) -> None:
         """A kernel did not answer a call: count it, and if it is broken, let it run no more. Raises under on_error = "raise"."""
         decision = per_thread.decision = Decision(frame.decision.call, None, (why,), frame.decision.considered)
@@ -109,6 +123,7 @@ class Server:
             loader.quarantine(frame.binary_hash, why)
             with self.lock:
                 self.frames.clear()
+                self.latest = None
                 self._decisions.clear()
         outcomes.warn_once(why, decision.call)
         if self.settings.on_error == "raise":

@@ -1,0 +1,117 @@
+"""The quick check that a call is like the last one: it may never hold for a call that has to be looked at anew."""
+
+import pytest
+import torch
+from kernel_factory import Shelf, spec
+
+import catalog
+from catalog import plainness, serving
+
+pytestmark = pytest.mark.usefixtures("fresh_loader")
+
+SDPA = torch.nn.functional.scaled_dot_product_attention
+
+
+def rand(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+Q, K, V = (rand(1, 4, 30, 16, seed=s) for s in range(3))
+
+
+@pytest.fixture
+def kernel():
+    shelf = Shelf()
+    made = shelf.add(spec())
+    catalog.configure(catalog=shelf.source(), probe="off")
+    catalog.scaled_dot_product_attention(Q, K, V)
+    assert serving.server().latest is not None and serving.server().latest.check(Q, K, V)
+    return made
+
+
+def why():
+    return catalog.last_decision().reasons[0].code if catalog.last_decision().kernel_id is None else "kernel"
+
+
+def test_this_torch_has_the_guard():
+    assert plainness._USABLE
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_what_differs_is_seen(kernel, position):
+    def call(other, **more):
+        arguments = [Q, K, V]
+        arguments[position] = other
+        out = catalog.scaled_dot_product_attention(*arguments, **more)
+        torch.testing.assert_close(out, SDPA(*arguments, **more), rtol=1e-4, atol=1e-5)
+        found = why()
+        catalog.scaled_dot_product_attention(Q, K, V)
+        assert catalog.last_decision().kernel_id == kernel
+        return found, out
+
+    same = (Q, K, V)[position]
+    assert call(same.clone())[0] == "kernel"
+    found, out = call(same.clone().requires_grad_())
+    assert found == "requires_grad" and out.grad_fn is not None
+    with torch.no_grad():
+        wants = same.clone().requires_grad_()
+        assert call(wants)[0] == "kernel"
+    assert call(wants)[0] == "requires_grad"
+    assert call(torch._neg_view(same.clone()))[0] == "tensor_view"
+    assert call(same.repeat_interleave(2, -1)[..., ::2])[0] == "layout"
+    assert call(same, is_causal=True)[0] == "no_kernel"
+    assert call(same, dropout_p=0.0, scale=0.5)[0] == "kernel"
+    assert call(torch.nn.Parameter(same, requires_grad=False))[0] == "kernel"
+
+
+def test_contexts_are_seen(kernel):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert catalog.scaled_dot_product_attention(Q, K, V).dtype == torch.bfloat16 and why() == "autocast"
+    with torch.inference_mode():
+        catalog.scaled_dot_product_attention(Q, K, V)
+        assert why() == "kernel"
+    seen = []
+
+    class Dispatch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    class Function(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    for mode in (Dispatch, Function):
+        seen.clear()
+        with mode():
+            catalog.scaled_dot_product_attention(Q, K, V)
+        assert why() == "torch_mode" and seen
+    torch.vmap(lambda x: catalog.scaled_dot_product_attention(Q + 0 * x, K, V))(torch.zeros(2))
+    assert why() in ("functorch", "tensor_subclass")
+    torch.use_deterministic_algorithms(True)
+    try:
+        catalog.configure(allow_unmeasured=True)
+        catalog.scaled_dot_product_attention(Q, K, V)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    with catalog.attention_kernel("sdpa"):
+        catalog.scaled_dot_product_attention(Q, K, V)
+        assert why() == "override"
+    catalog.scaled_dot_product_attention(Q, K, V)
+    assert why() == "kernel"
+
+
+def test_the_two_families_do_not_take_each_others_frames(kernel):
+    catalog.flash_attn_func(Q, K, V)
+    assert why() != "kernel"
+    catalog.scaled_dot_product_attention(Q, K, V)
+    assert why() == "kernel"
+
+
+def test_without_the_guard_everything_works_too(monkeypatch, kernel):
+    monkeypatch.setattr(plainness, "_USABLE", False)
+    catalog.configure()
+    for _ in range(3):
+        catalog.scaled_dot_product_attention(Q, K, V)
+        assert why() == "kernel" and serving.server().latest is None
