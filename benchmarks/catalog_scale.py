@@ -206,7 +206,7 @@ def measure(cat: store.Catalog, repeats: int) -> dict[str, Any]:
 
 
 def size_mib(cat: store.Catalog) -> float:
-    return round(sum(entry.size for entry in cat.location.list(ROWS)) / 2**20, 1)
+    return round(sum(entry.size for entry in cat.location.files(ROWS)) / 2**20, 1)
 
 
 def tiny_parts(folder: Path, number: int) -> dict[str, Any]:

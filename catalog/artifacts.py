@@ -59,7 +59,7 @@ class Artifacts:
         """Its path on this machine's file system; None on any other location."""
         return None if self._location.local is None else self._location.local / _file(_checked(name))
 
-    def list(self) -> list[Entry]:
+    def entries(self) -> list[Entry]:
         """All artifacts, by hash; files with other names are left out."""
         found = ((entry, entry.name.rpartition("/")[2]) for entry in self._location.walk(FOLDER))
         return [Entry(name, entry.size, entry.modified) for entry, name in found if _NAME.fullmatch(name)]

@@ -63,7 +63,7 @@ def _check_parts(catalog: Catalog, taken: Snapshot, errors: list[str], counts: d
             sound = False
         except FileNotFoundError:
             continue  # compacted meanwhile
-    for entry in catalog.location.list(ROWS):
+    for entry in catalog.location.files(ROWS):
         if entry.name.endswith(".parquet") and PartName.parse(entry.name) is None:
             errors.append(f"{catalog.location.at(ROWS)}/{entry.name}: no part of ours, by its name; move it elsewhere")
     return sound
@@ -111,7 +111,7 @@ def _check_rows(catalog: Catalog, errors: list[str], counts: dict[str, int]) -> 
 
 
 def _check_artifacts(catalog: Catalog, errors: list[str], counts: dict[str, int]) -> None:
-    held = {entry.name for entry in catalog.artifacts.list()}
+    held = {entry.name for entry in catalog.artifacts.entries()}
     for name in sorted(held):
         try:
             catalog.artifacts.get(name)

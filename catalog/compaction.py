@@ -166,7 +166,7 @@ def _record(taken: snapshot.Snapshot, builder: _Builder, old: set[PartName]) -> 
 
 def _tidy(location: Location, made: marks.Compaction) -> None:
     """Deletes what the record hides, then makes a record without the list of hidden parts, which may be long."""
-    there = {entry.name for entry in location.list(ROWS)}
+    there = {entry.name for entry in location.files(ROWS)}
     _delete_parts(location, [name for name in made.replaced if name in there])
     if marks.commit(location, replace(made, number=made.number + 1, replaced=())):
         marks.forget_compactions(location, [n for n in marks.compaction_numbers(location) if n <= made.number])
@@ -234,7 +234,7 @@ def _alone(location: Location) -> Iterator[None]:
 def leftovers(location: Location, taken: snapshot.Snapshot) -> list[str]:
     """Names under rows/ that nothing refers to: parts of killed compactions, and companions without a part."""
     listed = {str(name) for name, _ in (*taken.loose, *taken.compacted, *taken.history)}
-    there = [entry.name for entry in location.list(ROWS)]
+    there = [entry.name for entry in location.files(ROWS)]
     parts = [name for name in there if (p := PartName.parse(name)) and p.run_id == COMPACTED and name not in listed]
     companions = [name for name in there if name.endswith(BLOCKS_SUFFIX) and name.removesuffix(BLOCKS_SUFFIX) not in listed]
     return sorted({*parts, *companions, *(name for name in taken.compaction.replaced if name in there)})

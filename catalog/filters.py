@@ -9,7 +9,7 @@ import datetime as dt
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ from catalog.errors import QueryError
 from catalog.schema import COLUMNS
 
 #: Text in the little language above, column -> value (a list means any of them), an Arrow expression, or None for every row.
-Filters = str | Mapping[str, Any] | pc.Expression | None
+Filters: TypeAlias = str | Mapping[str, Any] | pc.Expression | None
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*'|\"[^\"]*\")|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>\w+)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))"

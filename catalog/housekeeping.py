@@ -45,7 +45,7 @@ def collect_garbage(catalog: Catalog, grace: dt.timedelta = GRACE, *, dry_run: b
     Artifacts are listed before the rows are read, so that one whose row comes meanwhile stays.
     """
     oldest = dt.datetime.now(dt.UTC) - grace
-    held = [entry for entry in catalog.artifacts.list() if entry.modified is not None and entry.modified <= oldest]
+    held = [entry for entry in catalog.artifacts.entries() if entry.modified is not None and entry.modified <= oldest]
     named = referenced_artifacts(catalog)
     artifacts = [entry for entry in held if entry.name not in named]
     left = set(leftovers(catalog.location, catalog.snapshot()))

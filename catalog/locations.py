@@ -73,7 +73,7 @@ class Location:
         """The full path of a name, for messages and for the file system."""
         return f"{self.path}/{name}" if name else self.path
 
-    def list(self, folder: str) -> list[Entry]:
+    def files(self, folder: str) -> list[Entry]:
         """Files directly in a folder, temporary ones left out; none when the folder does not exist."""
         with storage_errors("listing", self.at(folder)):
             if self.local is not None:
@@ -93,7 +93,7 @@ class Location:
         if self.local is not None:
             return (self.local / name).exists()
         with storage_errors("looking", self.at(name)):
-            return self.filesystem.get_file_info(self.at(name)).type != pafs.FileType.NotFound
+            return bool(self.filesystem.get_file_info(self.at(name)).type != pafs.FileType.NotFound)
 
     def read(self, name: str) -> bytes:
         """All bytes. Raises FileNotFoundError."""
@@ -101,16 +101,12 @@ class Location:
             if self.local is not None:
                 return (self.local / name).read_bytes()
             with self.filesystem.open_input_file(self.at(name)) as file:
-                return file.read()
+                return bytes(file.read())
 
-    def read_range(self, name: str, offset: int, size: int) -> bytes:
-        """Bytes [offset, offset + size), fewer at the file's end."""
-        with storage_errors("reading", self.at(name)):
-            if self.local is not None:
-                with open(self.local / name, "rb", buffering=0) as file:
-                    return os.pread(file.fileno(), size, offset)
-            with self.filesystem.open_input_file(self.at(name)) as file:
-                return file.read_at(size, offset)
+    def open_ranges(self, name: str) -> RangeReader:
+        """A file for reading pieces of it. Raises FileNotFoundError."""
+        with storage_errors("opening", self.at(name)):
+            return RangeReader(self.at(name), self.filesystem if self.local is None else None)
 
     def put_new(self, name: str, data: bytes, check: Callable[[bytes], None] | None = None) -> bool:
         """Stores a whole file under a name that is not taken, durably. False, and nothing changed, where the name is taken.
@@ -196,6 +192,32 @@ def _link_new(temporary: Path, final: Path) -> None:
         if final.exists():
             raise FileExistsError from None
         os.rename(temporary, final)
+
+
+class RangeReader:
+    """An open file of which any piece can be read; threads may share it."""
+
+    def __init__(self, path: str, filesystem: pafs.FileSystem | None) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC) if filesystem is None else -1
+        self._file = None if filesystem is None else filesystem.open_input_file(path)
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Bytes [offset, offset + size), fewer at the file's end."""
+        with storage_errors("reading", self._path):
+            data: bytes = os.pread(self._descriptor, size, offset) if self._file is None else self._file.read_at(size, offset)
+            return data
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self._file is not None:
+            self._file.close()
+        elif self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _list_local(folder: Path) -> list[Entry]:

@@ -95,7 +95,7 @@ def read(location: Location, file: str) -> dict[str, Any]:
 def read_all(location: Location, folder: str, kind: type, known: dict[str, Any] | None = None) -> tuple[Any, ...]:
     """Every record of a folder, by name. known: records that were read before, by file; new ones are added."""
     known = {} if known is None else known
-    files = sorted(f"{folder}/{e.name}" for e in location.list(folder) if e.name.endswith(".json"))
+    files = sorted(f"{folder}/{e.name}" for e in location.files(folder) if e.name.endswith(".json"))
     for file in files:
         if file not in known:
             known[file] = kind(**read(location, file))
@@ -129,7 +129,7 @@ def latest_compaction(location: Location) -> Compaction:
 
 
 def compaction_numbers(location: Location) -> list[int]:
-    return sorted(int(e.name[:-5]) for e in location.list(COMPACTIONS) if e.name.endswith(".json") and e.name[:-5].isdecimal())
+    return sorted(int(e.name[:-5]) for e in location.files(COMPACTIONS) if e.name.endswith(".json") and e.name[:-5].isdecimal())
 
 
 def forget_compactions(location: Location, numbers: Iterable[int]) -> None:

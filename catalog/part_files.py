@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from catalog import lines, schema
 from catalog import parts as layout
-from catalog.locations import Location
+from catalog.locations import Location, RangeReader
 from catalog.parts import (
     BLOCKS_SUFFIX,
     HOT,
@@ -173,10 +173,7 @@ class Part:
         return data
 
     def _blocks(self) -> BlockFile:
-        return BlockFile(self.path, self.size, self._hashes, self._read_range)
-
-    def _read_range(self, offset: int, size: int) -> bytes:
-        return self._location.read_range(self._file, offset, size)
+        return BlockFile(self.path, self.size, self._hashes, self._location.open_ranges(self._file))
 
     @functools.cached_property
     def _hashes(self) -> bytes:
@@ -193,8 +190,8 @@ class Part:
 class BlockFile(io.RawIOBase):
     """A large part as a file object: whatever is read from it was hashed block by block just before."""
 
-    def __init__(self, path: str, size: int, hashes: bytes, read_range: Callable[[int, int], bytes]) -> None:
-        self._path, self._size, self._hashes, self._read_range = path, size, hashes, read_range
+    def __init__(self, path: str, size: int, hashes: bytes, reader: RangeReader) -> None:
+        self._path, self._size, self._hashes, self._reader = path, size, hashes, reader
         self._position = 0
         self._last: tuple[int, bytes] = (-1, b"")  # the block that two neighbouring columns share
 
@@ -203,6 +200,10 @@ class BlockFile(io.RawIOBase):
         end = self._checked(max(0, self._size - layout.BLOCK_BYTES), self._size)
         needed = int.from_bytes(end[-8:-4], "little") + 8
         return end if needed <= len(end) else self._checked(max(0, self._size - needed), self._size)
+
+    def close(self) -> None:
+        self._reader.close()
+        super().close()
 
     def readable(self) -> bool:
         return True
@@ -232,7 +233,7 @@ class BlockFile(io.RawIOBase):
         fresh_from = first + bool(held)
         fresh = b""
         if fresh_from <= last:
-            fresh = self._read_range(fresh_from * layout.BLOCK_BYTES, (last + 1 - fresh_from) * layout.BLOCK_BYTES)
+            fresh = self._reader.read(fresh_from * layout.BLOCK_BYTES, (last + 1 - fresh_from) * layout.BLOCK_BYTES)
             self._check(fresh_from, fresh)
             self._last = (last, fresh[(last - fresh_from) * layout.BLOCK_BYTES :])
         data = held + fresh if held else fresh

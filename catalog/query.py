@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from catalog import choice
 from catalog.errors import CatalogError, QueryError
@@ -44,21 +45,22 @@ def best(
     made = choice.choose([row for row in rankable if row["spec_hash"] == largest["spec_hash"]], incumbent)
     assert made is not None
     whole = {name: made.row[name] for name in ("row_id", "sequence", "device_key", "family_hash")}  # all but the first prune
-    return catalog.rows(None, whole).to_pylist()[0]
+    row: dict[str, Any] = catalog.rows(None, whole).to_pylist()[0]
+    return row
 
 
 def _rows_for(catalog: Catalog, spec: AttentionSpec | str, where: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of the very spec, else of its family (for an AttentionSpec: in its shape bucket)."""
     columns = (*choice.COLUMNS, "num_heads", "batch", "seqlen_q", "seqlen_k")
-
-    def fetch(name: str, value: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = catalog.rows(columns, {**where, name: value}).to_pylist()
-        return found
-
     if isinstance(spec, str):
-        return fetch("spec_hash", spec) or fetch("family_hash", spec)
-    rows, exact, bucket = fetch("family_hash", spec.family_hash), spec.hash, str(ShapeBucket.of_spec(spec))
-    return [row for row in rows if row["spec_hash"] == exact] or [row for row in rows if row["shape_bucket"] == bucket]
+        table = catalog.rows(columns, {**where, "spec_hash": spec})
+        table = table if table.num_rows else catalog.rows(columns, {**where, "family_hash": spec})
+    else:
+        family = catalog.rows(columns, {**where, "family_hash": spec.family_hash})
+        table = family.filter(pc.equal(family["spec_hash"], spec.hash))
+        table = table if table.num_rows else family.filter(pc.equal(family["shape_bucket"], str(ShapeBucket.of_spec(spec))))
+    rows: list[dict[str, Any]] = table.to_pylist()
+    return rows
 
 
 def best_of_each(catalog: Catalog, filters: Any = None, columns: Iterable[str] = ()) -> list[choice.Choice]:

@@ -220,7 +220,7 @@ class View:
 
     def holds_any(self, entry: tuple[PartName, int], keys: pa.Array) -> bool:
         """Whether a compacted part has a row of one of these attempts."""
-        return self._read([entry], ["attempt_key"], pc.field("attempt_key").isin(keys)).num_rows > 0
+        return bool(self._read([entry], ["attempt_key"], pc.field("attempt_key").isin(keys)).num_rows)
 
     def _compacted_rivals(self, keys: pa.Array) -> pa.Table:
         """Rows of the compacted parts that have one of these keys: by the tag first, which is small, then by the key itself."""

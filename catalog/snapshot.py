@@ -50,7 +50,7 @@ def take(location: Location, journals: Path, *, allow_missing: bool = False, kno
     """
     for attempt in range(5):
         open_journals = _journals(journals)
-        sizes = {entry.name: entry.size for entry in location.list(ROWS)}
+        sizes = {entry.name: entry.size for entry in location.files(ROWS)}
         parts = {text: name for text in sizes if (name := PartName.parse(text)) is not None}
         compaction = marks.latest_compaction(location)
         fences = marks.read_all(location, marks.FENCES, marks.Fence, known)
@@ -86,4 +86,4 @@ COMPACTED = "compacted"
 
 def _journals(folder: Path) -> list[tuple[Path, int]]:
     local = Location.of(folder)
-    return sorted((folder / e.name, e.size) for e in local.list("") if e.name.endswith(journal.SUFFIX))
+    return sorted((folder / e.name, e.size) for e in local.files("") if e.name.endswith(journal.SUFFIX))

@@ -11,11 +11,12 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog import marks, query, snapshot, writing
+from catalog import journal, marks, query, snapshot, writing
 from catalog.artifacts import Artifacts
 from catalog.errors import CatalogError, DamagedFile, LocationError, NewerSchema, QueryError, StorageError
 from catalog.filters import Filters, to_expression
 from catalog.locations import Location
+from catalog.query import RESUME_COLUMNS, Resume
 from catalog.reading import PartCache, View
 from catalog.schema import COLUMNS, SCHEMA
 from generator.canonical import canonical_json
@@ -151,12 +152,12 @@ class Catalog:
         """An SQL query over the tables `rows` and `attempts`: `query.sql`. Needs the extra `sql`."""
         return query.sql(self, text)
 
-    def resume(self) -> query.Resume:
+    def resume(self) -> Resume:
         """What a rerun need not do again, as of now: `resume().finished(attempt_keys)`."""
-        return query.Resume(self.rows(query.RESUME_COLUMNS))
+        return Resume(self.rows(RESUME_COLUMNS))
 
     def count(self, filters: Filters = None, *, history: bool = False) -> int:
-        return self.rows(["attempt_no"], filters, history=history).num_rows
+        return int(self.rows(["attempt_no"], filters, history=history).num_rows)
 
     def get(self, row_id: str) -> dict[str, Any]:
         """One row by its id or a unique prefix of it; superseded rows are found too. Raises QueryError."""
@@ -183,7 +184,7 @@ class Catalog:
     def recover(self) -> int:
         """Seals the journals of dead writers; how many there were."""
         folder = writing.journal_folder(self.location)
-        if not any(folder.glob(f"*{writing.journal.SUFFIX}")):
+        if not any(folder.glob(f"*{journal.SUFFIX}")):
             return 0
         return writing.seal_orphans(self.location, self.view().snapshot)
 
@@ -192,7 +193,7 @@ class Catalog:
 
         The first fence of a run holds; another changes nothing.
         """
-        if not writing.journal.is_identifier(run_id):
+        if not journal.is_identifier(run_id):
             raise CatalogError(f"run_id: expected 1 to 64 letters, digits, - or _, found {run_id!r}")
         held = self.rows(["writer_id", "sequence"], pc.field("run_id") == run_id, history=True)
         limits = held.group_by("writer_id").aggregate([("sequence", "max")]).to_pylist()

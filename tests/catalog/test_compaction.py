@@ -45,7 +45,7 @@ def ids(cat):
 
 
 def files(cat):
-    return sorted(e.name for e in cat.location.list("rows") if e.name.endswith(parts.SUFFIX))
+    return sorted(e.name for e in cat.location.files("rows") if e.name.endswith(parts.SUFFIX))
 
 
 def test_compaction_changes_no_row(cat):

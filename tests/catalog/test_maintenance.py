@@ -43,7 +43,7 @@ def test_gc_deletes_what_no_row_names(cat):
     found = collect_garbage(cat, NOW, dry_run=True)
     assert (found.artifacts, found.files) == ((lost,), ("rows/.tmp-0123",)) and cat.artifacts.exists(lost)
     assert collect_garbage(cat, NOW) == found and not cat.artifacts.exists(lost)
-    assert collect_garbage(cat, NOW).num_bytes == 0 and len(cat.artifacts.list()) == 9
+    assert collect_garbage(cat, NOW).num_bytes == 0 and len(cat.artifacts.entries()) == 9
 
 
 def test_gc_leaves_an_artifact_that_was_put_again(cat):
@@ -62,7 +62,7 @@ def test_gc_refuses_to_judge_by_half_of_the_rows(cat):
     part.write_bytes(part.read_bytes()[:-1])
     with pytest.raises(DamagedFile):
         collect_garbage(catalog.open(cat.uri, damaged="skip"), NOW)
-    assert len(cat.artifacts.list()) == 4
+    assert len(cat.artifacts.entries()) == 4
 
 
 def test_gc_clears_what_a_killed_compaction_left(cat):

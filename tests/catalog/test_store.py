@@ -457,14 +457,14 @@ def test_a_location_that_is_not_local(kind, tmp_path, monkeypatch):
     cat = catalog.open(location, create=True)
     with cat.writer("r1") as writer:
         writer.append_all([verified(i) for i in range(100)])
-        assert cat.count() == 100 and not location.list("rows")  # local until sealed
-    assert len(location.list("rows")) == 1 and catalog.open(location).count() == 100
+        assert cat.count() == 100 and not location.files("rows")  # local until sealed
+    assert len(location.files("rows")) == 1 and catalog.open(location).count() == 100
     name = cat.artifacts.put("text")
     assert cat.artifacts.put("text") == name and cat.artifacts.text(name) == "text" and cat.artifacts.local_path(name) is None
     writer = cat.writer("r2")
     writer.append(attempt("orphan"))
     writer._journal.close()
-    assert catalog.open(location).count() == 101 and len(location.list("rows")) == 2
+    assert catalog.open(location).count() == 101 and len(location.files("rows")) == 2
     cat.fence("r2")
     cat.revoke("no", binary_hash=sha("binary 3"))
     assert cat.count("revoked_at is null") == 100
@@ -482,7 +482,7 @@ def test_artifacts_are_checked_on_reading(cat):
         cat.artifacts.get(sha("absent"))
     with pytest.raises(CatalogError, match="expected 64 hex digits"):
         cat.artifacts.get("../../etc/passwd")
-    assert [e.name for e in cat.artifacts.list()] == [name]
+    assert [e.name for e in cat.artifacts.entries()] == [name]
 
 
 def test_a_writer_belongs_to_one_process_and_ends_once(cat):
