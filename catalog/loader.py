@@ -22,11 +22,11 @@ log = logging.getLogger("catalog")
 
 
 class LoadFailed(RuntimeError):
-    """A kernel that cannot be used in this process; it is under quarantine from now on."""
+    """A kernel that cannot be used. lasting: it is under quarantine from now on; else its bytes could not be had this time."""
 
-    def __init__(self, why: Reason) -> None:
+    def __init__(self, why: Reason, lasting: bool = True) -> None:
         super().__init__(str(why))
-        self.reason = why
+        self.reason, self.lasting = why, lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,8 @@ class Loader:
             try:
                 made = self._load(kernel, read, probe_timeout_s)
             except LoadFailed as failure:
-                self._put_away(kernel.binary_hash, failure.reason)
+                if failure.lasting:
+                    self._put_away(kernel.binary_hash, failure.reason)
                 raise
             self._loaded[kernel.binary_hash] = made
             self.loads += 1
@@ -119,7 +120,7 @@ class Loader:
         except DamagedFile as error:
             raise LoadFailed(reason("digest", str(error))) from None
         except (OSError, CatalogError) as error:
-            raise LoadFailed(reason("load_failed", str(error))) from None
+            raise LoadFailed(reason("load_failed", str(error)), lasting=False) from None
         if (found := digest_bytes(binary)) != kernel.binary_hash:
             raise LoadFailed(reason("digest", f"the row names SHA-256 {kernel.binary_hash}, the bytes have {found}"))
         return binary

@@ -27,7 +27,7 @@ def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if _function_modes() or _dispatch_modes() or _autocast() or _functorch() is not None:
         return False
-    return not (query.is_neg() or key.is_neg() or value.is_neg() or query.is_nested)
+    return not any(x.layout is not torch.strided or x.is_nested or x.is_neg() for x in (query, key, value))
 
 
 # ------------------------------------------------------------------------------------------------ the same as last time

@@ -63,6 +63,7 @@ class Server:
         self.frames: dict[Any, Frame] = {}
         self.latest: Frame | None = None  # the same call is most often made again: one for each layer of a model
         self._decisions: dict[Any, tuple[Decision, CatalogKernel | None]] = {}
+        self._unreadable: dict[str, Reason] = {}  # binaries that the catalog did not give; reload() asks again
         self._source: Source | Reason | None = None
         self._lock_file: lockfile.Lock | None = None
 
@@ -85,7 +86,7 @@ class Server:
                 made = Frame(decision, hit, bind(loaded, spec), kernel.binary_hash)
             _bounded(self.frames, key, made, self.settings.max_frames)
         if made.run is None:
-            outcomes.warn_once(decision.reasons[0], decision.call)
+            self._tell_miss(decision)
         return made
 
     def loaded(
@@ -103,6 +104,8 @@ class Server:
                 return decision, kernel, loader.load(kernel, source.read, timeout_s)
             except LoadFailed as failure:
                 self._decisions.clear()
+                if not failure.lasting:
+                    self._unreadable[kernel.binary_hash] = failure.reason
                 if self.settings.on_error == "raise":
                     raise NoKernelError(decision.call, (failure.reason,)) from failure
 
@@ -136,7 +139,12 @@ class Server:
         self.require(decision, override)
         outcomes.miss(decision.reasons[0]).tick()
         per_thread.decision = decision
+        self._tell_miss(decision)
+
+    def _tell_miss(self, decision: Decision) -> None:
         outcomes.warn_once(decision.reasons[0], decision.call)
+        if self.settings.on_miss is not None:
+            self.settings.on_miss(decision)
 
     # -------------------------------------------------------------------------------------------------------- decisions
 
@@ -156,7 +164,7 @@ class Server:
             return found
         machine = this_machine(call.device)
         question = Question(
-            call, self.settings, machine, override, deterministic, loader.quarantined, source.location_problem,
+            call, self.settings, machine, override, deterministic, loader.quarantined | self._unreadable, source.location_problem,
             loader.hashes if self.frozen else None, self._pinned(call, machine.device_key),
         )  # fmt: skip
         made = choose(question, source.index.group((call.dtypes[0], call.head_dim, call.head_dim_v)))

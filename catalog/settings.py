@@ -49,6 +49,7 @@ class Settings:
     catalog: an open catalog, a location, or None for the user's default folder.
     lock: path of a `farm.lock`: only the binaries that it pins for a device and a bucket of lengths may serve there.
     mode: "auto" falls back to torch with one warning a reason; "strict" raises with every reason; "off" is torch alone.
+    on_miss: called with the `Decision` of every new call that torch has to answer.
     on_error: what a kernel that fails at a call does: "fallback" (quarantine it, let torch answer) or "raise".
     deterministic, batch_invariant: only kernels whose rows promise it. None: `deterministic` follows torch's own switch.
     allow_host_code: load shared objects from catalogs that are not a private local folder.
@@ -77,8 +78,6 @@ class Settings:
     force: tuple[str, ...] = ()
     deny: tuple[str, ...] = ()
     log: str = ""
-    trust: Any = None
-    launcher: Any = None
     kill_switch: bool = field(default=False, repr=False)
 
     def __post_init__(self) -> None:

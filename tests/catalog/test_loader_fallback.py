@@ -262,6 +262,35 @@ def test_every_reason_of_a_call_is_told(change, code):
     assert code in [r.code for r in catalog.explain("scaled_dot_product_attention", **arguments).reasons]
 
 
+def test_every_new_miss_is_told_to_the_program():
+    told = []
+    catalog.configure(on_miss=told.append)
+    q = rand(1, 2, 3, 8)
+    for _ in range(3):
+        catalog.scaled_dot_product_attention(q, q, q)
+    catalog.scaled_dot_product_attention(q, q, q, dropout_p=0.1)
+    assert [d.reasons[0].code for d in told] == ["no_catalog", "dropout"]
+
+
+@pytest.mark.parametrize("position", range(3))
+def test_tensors_without_strides_are_left_to_torch(position):
+    def both(strange):
+        arguments = [rand(1, 2, 3, 8) for _ in range(3)]
+        arguments[position] = strange(arguments[position])
+        results = []
+        for function in (catalog.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+            try:
+                results.append(function(*arguments).shape)
+            except (RuntimeError, NotImplementedError) as error:
+                results.append(str(error))
+        return results
+
+    for strange in (torch.Tensor.to_sparse, torch.Tensor.to_mkldnn, lambda x: torch.nested.nested_tensor([x[0], x[0]])):
+        ours, theirs = both(strange)
+        assert ours == theirs
+        assert catalog.last_decision().reasons[0].code == "tensor_layout"
+
+
 def test_gradients_survive():
     q, k, v = (rand(1, 2, 3, 8, seed=s).requires_grad_() for s in range(3))
     out = catalog.scaled_dot_product_attention(q, k, v, is_causal=True)
