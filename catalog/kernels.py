@@ -24,8 +24,8 @@ Group = tuple[str, int, int]
 #: A rule without its numbers: its name, and the parameters that choose another kernel.
 RuleShape = tuple[str, tuple[tuple[str, str], ...]]
 
-#: Rivals that torch can answer with at once, without compiling: what a kernel has to beat.
-TORCH_RIVALS = ("torch-sdpa", "torch-eager")
+#: Names of rivals begin so when torch answers at once, without compiling: what a kernel has to beat.
+TORCH = "torch "
 #: The columns of a row that serving needs.
 COLUMNS = (
     "row_id", "status", "revoked_at", "revoked_reason", "spec", "verified_shapes", "target", "binary_hash", "launch", "isa",
@@ -185,5 +185,5 @@ def _measured(row: Mapping[str, Any], spec: AttentionSpec) -> Measured | None:
 def _torch_time(rivals: str | None) -> float | None:
     """The fastest of torch's eager answers among the rivals: what a fall-back would take."""
     found = json.loads(rivals) if rivals else {}
-    times = [rival["p50_s"] for name, rival in found.get("measured", {}).items() if name in TORCH_RIVALS]
+    times = [rival["p50_s"] for name, rival in found.get("measured", {}).items() if name.startswith(TORCH)]
     return min(times) if times else None

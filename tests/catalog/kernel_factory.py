@@ -200,8 +200,8 @@ class Shelf:
         buckets = buckets or [lengths_bucket(of.seqlen_q, of.seqlen_k)]
         shapes = [(2, 37, 53), *((1, *point) for bucket in buckets for point in verification_points(bucket))]
         timing = {} if ours_s is None else {
-            "p50_s": ours_s, "baseline_name": "torch-sdpa", "baseline_p50_s": torch_s,
-            "rivals": {"measured": {"torch-sdpa": {"p50_s": torch_s}, "flex-attention": {"p50_s": torch_s / 9}}},
+            "p50_s": ours_s, "baseline_name": "torch sdpa", "baseline_p50_s": torch_s,
+            "rivals": {"measured": {"torch sdpa": {"p50_s": torch_s}, "flex-attention": {"p50_s": torch_s / 9}}},
         }  # fmt: skip
         base = {
             "attempt_key": digest_text(f"{of.hash}{name}{key}{len(self.rows)}"), "reason_code": "ok", "spec": of, "target": "cpu",
