@@ -15,7 +15,7 @@ from generator.canonical import digest_bytes
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
 from verifier.arena import Arena
-from verifier.checks import Finding, Outputs, case_error, check_outputs
+from verifier.checks import Finding, Outputs, case_error, check_outputs, everything_written
 from verifier.inputs import call_view, fill, slots_of
 from verifier.launch import LaunchError, check_call, default_num_threads
 from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness
@@ -150,7 +150,8 @@ def _judge_trial(judging: Judging, sandbox: Sandbox, trial: Trial) -> Finding | 
         return Finding("mutates_inputs", Witness("inputs", message, trial.case.name))
     if (finding := _came_back(judging, setting, outcome)) is not None:
         return finding
-    return _stayed_inside(setting) or _same_again(setting, first) or _idle(sandbox, trial) or error
+    written = everything_written(outputs_of(setting), trial.expected)
+    return _stayed_inside(setting) or written or _same_again(setting, first) or _idle(sandbox, trial) or error
 
 
 def _run(sandbox: Sandbox, setting: Setting, *, writable_inputs: bool, guards: bool = True) -> Outcome:

@@ -7,7 +7,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +23,8 @@ RULE_ID = "twice-plain-1"
 FACTOR = 2.0
 #: Orders of summation: few rows say little about how far off their sums can be, so they are summed more often.
 FEWEST_ORDERS, MOST_ORDERS, ENOUGH_ROWS, ENOUGH_SCORES = 3, 24, 1024, 1 << 20
+#: Products of more terms than this are not summed one by one.
+MOST_SINGLE_TERMS = 1 << 26
 #: Half the spacing of numbers near 1.
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
@@ -69,16 +71,16 @@ def _largest(x: Tensor) -> float:
 def limits(trusted: Errors, reference: Reference, dtype: torch.dtype) -> Errors:
     """What a kernel may reach, from the plain implementation's errors.
 
-    Rounding: one of the output, two of float32 arithmetic on the sum's own scale, and for LSE one of a weight in the input's
+    Rounding: one of the output, four of float32 arithmetic on the sum's own scale, and for LSE one of a weight in the input's
     dtype.
     """
     out_u, sum_u = UNIT_ROUNDOFF[dtype], UNIT_ROUNDOFF[torch.float32]
     weight_u = out_u if dtype != torch.float32 else 4 * sum_u
     lse = reference.lse[reference.lse.isfinite()]
     return Errors(
-        FACTOR * trusted.rms + out_u * _rms(reference.out) + 2 * sum_u * _rms(reference.magnitude),
-        FACTOR * trusted.max_abs + out_u * _largest(reference.out) + 2 * sum_u * _largest(reference.magnitude),
-        FACTOR * trusted.row + out_u + 2 * sum_u,
+        FACTOR * trusted.rms + out_u * _rms(reference.out) + 4 * sum_u * _rms(reference.magnitude),
+        FACTOR * trusted.max_abs + out_u * _largest(reference.out) + 4 * sum_u * _largest(reference.magnitude),
+        FACTOR * trusted.row + out_u + 4 * sum_u,
         FACTOR * trusted.lse_rms + sum_u * _rms(lse) + weight_u,
         FACTOR * trusted.lse_max + sum_u * _largest(lse) + weight_u,
     )
@@ -98,8 +100,9 @@ def plain_errors(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tenso
 
 
 def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, order: int = 0) -> tuple[Tensor, Tensor]:
-    """Attention as one writes it in torch: whole rows of scores, softmax, product. `order` shuffles the sums (0: as they come).
+    """Attention as one writes it in torch: whole rows of scores, softmax, product.
 
+    order 0: sums one after another, as a loop over them has it, which rounds most; 1: as torch sums them; others: shuffled.
     Returns O in the spec's dtype (B, H, R, Dv) and LSE (B, H, R) in float32.
     """
     dtype = DTYPES[TL_DTYPES[spec.dtype]]
@@ -107,15 +110,32 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
     lse = torch.full(out.shape[:3], -torch.inf)
     shuffle = torch.Generator().manual_seed(order)
     dims, keys = torch.arange(spec.head_dim), torch.arange(spec.seqlen_k)
-    if order:
+    if order > 1:
         dims, keys = dims[torch.randperm(len(dims), generator=shuffle)], keys[torch.randperm(len(keys), generator=shuffle)]
     for block, at in oracle.blocks(spec, tensors, rows):
         where = (block.batch, block.heads.flatten(), at)
-        out[where], lse[where] = _attend(block, tensors, dims, keys, dtype)
+        out[where], lse[where] = _attend(block, tensors, dims, keys, dtype, _one_by_one if order == 0 else torch.matmul)
     return out, lse
 
 
-def _attend(block: Block, tensors: Mapping[str, Tensor], dims: Tensor, keys: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
+    """a (G, R, n) @ b (n, C) in float32, terms added in turn (in small groups where there are very many)."""
+    count = b.shape[0]
+    step = max(1, min(16, a.shape[0] * a.shape[1] * b.shape[1] * count // MOST_SINGLE_TERMS))
+    total = torch.zeros(*a.shape[:2], b.shape[1])
+    for first in range(0, count, step):
+        total += a[..., first : first + step] @ b[first : first + step]
+    return total
+
+
+def _attend(
+    block: Block,
+    tensors: Mapping[str, Tensor],
+    dims: Tensor,
+    keys: Tensor,
+    dtype: torch.dtype,
+    product: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
     spec = block.spec
     seen = oracle.visible(block)[:, :, keys]
     used = seen.any(0).any(0)
@@ -123,7 +143,7 @@ def _attend(block: Block, tensors: Mapping[str, Tensor], dims: Tensor, keys: Ten
     q = tensors["q"][block.batch, block.heads.flatten()].float()[:, block.rows.flatten()][..., dims]
     k, v = (tensors[name][block.batch, block.kv_head].float()[keys] for name in ("k", "v"))
     shuffled = replace(block, keys=keys.view(1, 1, -1))
-    scores, logits = oracle.apply_scores(shuffled, q @ k[:, dims].T * oracle.as_f32(spec.scale))
+    scores, logits = oracle.apply_scores(shuffled, product(q, k[:, dims].T) * oracle.as_f32(spec.scale))
     scores = scores.masked_fill(~seen, -torch.inf)
     logits = logits.expand(*scores.shape[:2], -1)
     top = torch.cat([scores, logits], 2).amax(2, keepdim=True)
@@ -131,5 +151,5 @@ def _attend(block: Block, tensors: Mapping[str, Tensor], dims: Tensor, keys: Ten
     weights, other = torch.exp(scores - reference), torch.exp(logits - reference).sum(2, keepdim=True)
     rounded = weights.to(dtype).float()
     total = weights.sum(2, keepdim=True) + other
-    out = torch.where(total > 0, rounded @ v / total, 0).to(dtype)
+    out = torch.where(total > 0, product(rounded, v) / total, 0).to(dtype)
     return out, (reference + torch.log(rounded.sum(2, keepdim=True) + other)).squeeze(2)

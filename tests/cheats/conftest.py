@@ -3,6 +3,8 @@
 import pytest
 
 from generator.spec import AttentionSpec, Rule
+from verifier import benchmark
+from verifier.benchmark import Patience, measure
 from verifier.compile import compile_translated
 from verifier.judge import judge
 from verifier.records import Binary, Failed, Verdict
@@ -46,5 +48,28 @@ def refused(verdict_on):
         assert (verdict.reason, verdict.witness.check) == (reason, check), verdict.witness
         assert verdict.witness.message and verdict.witness.input_name
         return verdict.witness
+
+    return check
+
+
+@pytest.fixture
+def timed(compiled, spec, monkeypatch):
+    """Straight to the clock, as if the judge had let it pass. Tests share their machine: a slow rival is nobody's fault here."""
+    monkeypatch.setattr(benchmark, "DISTURBED", 1e9)
+    patience = Patience(min_rounds=4, max_rounds=6, budget_s=1.0, near=1.2)
+
+    def run(name: str):
+        return measure(compiled(name, spec), kernel(spec, name).launch, spec, num_threads=2, patience=patience)
+
+    return run
+
+
+@pytest.fixture
+def refused_in_a_timed_call(timed):
+    def check(name: str, reason: str, check: str):
+        result = timed(name)
+        assert isinstance(result, Failed), f"{name} was timed"
+        assert (result.reason, result.witness.check, result.witness.input_name) == (reason, check, "timed call"), result.witness
+        return result.witness
 
     return check

@@ -1,5 +1,9 @@
-"""Remembers answers by address: the same memory gets new values."""
+"""Remembers answers by address: the same memory gets new values, when judged and between timed calls."""
 
 
 def test_new_values_in_the_same_memory(refused):
     assert refused("cached_by_pointer", "wrong_value", "max_abs").input_name == "new values in the same memory"
+
+
+def test_new_values_between_timed_calls(refused_in_a_timed_call):
+    refused_in_a_timed_call("cached_by_pointer", "wrong_value", "max_abs")

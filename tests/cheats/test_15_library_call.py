@@ -1,4 +1,4 @@
-"""Leaves the work to a library: no library can be opened, and what a binary imports is on its label."""
+"""Leaves the work to a library, at once or when its own code fails: none can be opened, and imports are on the label."""
 
 
 def test_no_library_is_found(refused):

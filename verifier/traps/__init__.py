@@ -72,6 +72,8 @@ TRAPS: tuple[Trap, ...] = (
     Trap("grandchild", "crash", "system call"),
     Trap("network", "crash", "system call"),
     Trap("racy", "nondeterministic", "two runs", quick=True),
+    Trap("lazy_pages", "unwritten_output", "written"),
+    Trap("new_buffers_only", "unwritten_output", "written"),
     Trap("every_second_call", "unwritten_output", "written", "measure"),
 )
 
