@@ -118,7 +118,7 @@ class Workload:
         for names in self._names:
             for t in self._binding.captured:
                 self._arena.views[names[t.name]].copy_(self.captured[t.name])
-        self.fresh_values()
+        self.fresh_values(self.sets)
         self._sandbox.must({"do": "map", **self._segments(), "guards": True, "writable_inputs": True}, 60)
         self._sandbox.must({"do": "sets", "sets": [self._set_places(names) for names in self._names]}, 60)
 
@@ -182,9 +182,14 @@ class Workload:
 
     # --------------------------------------------------------------------------------------------------------- timing
 
-    def fresh_values(self) -> None:
-        """New numbers in every set's Q, K and V."""
-        for names in self._names:
+    @property
+    def in_use(self) -> int:
+        """Sets that calls go through: one more than a batch has, so that each is met again soon, and never in a fixed order."""
+        return min(self.sets, self.batch + 1)
+
+    def fresh_values(self, num_sets: int | None = None) -> None:
+        """New numbers in the Q, K and V of the sets in use, or of so many."""
+        for names in self._names[: num_sets or self.in_use]:
             for t in self._binding.tensors:
                 if t.role in ("q", "k", "v"):
                     count = _numel(t.shape)
@@ -193,7 +198,7 @@ class Workload:
 
     def time_batch(self, who: str) -> Batch:
         """One call on each of `batch` sets, which ones is random. Raises Refused when one of ours left something unwritten."""
-        first = self._random.randrange(self.sets - self.batch + 1)
+        first = self._random.randrange(self.in_use - self.batch + 1)
         if who == OURS:
             for index in range(first, first + self.batch):
                 self._poison_set(index)
@@ -208,8 +213,8 @@ class Workload:
 
     def wear_out(self) -> None:
         """More calls like the timed ones, until there were many (or time is up): a kernel may be right for its first few only."""
-        deadline = time.monotonic() + 2.0
-        while len(self._timed) * self.batch < MANY_CALLS and time.monotonic() < deadline:
+        deadline, at_least = time.monotonic() + 2.0, len(self._timed) + 4
+        while len(self._timed) * self.batch < MANY_CALLS and (time.monotonic() < deadline or len(self._timed) < at_least):
             self.fresh_values()
             self.time_batch(OURS)
 
