@@ -176,7 +176,7 @@ def _compact_forever(uri):
 def _check_kills(cat, kills):
     fill(cat, runs=2, rows=12)
     for kill in range(kills):
-        before = contents(cat)
+        before = ids(cat)
         worker = SPAWN.Process(target=_compact_forever, args=(cat.uri,))
         worker.start()
         while not files(cat)[0].startswith("compacted"):
@@ -184,7 +184,7 @@ def _check_kills(cat, kills):
         time.sleep(0.003 * (kill % 29))
         os.kill(worker.pid, signal.SIGKILL)
         worker.join()
-        assert contents(catalog.open(cat.uri)) == before
+        assert ids(catalog.open(cat.uri)) == before
         with cat.writer(f"after{kill}") as writer:
             writer.append(attempt(f"after {kill}"))
 
@@ -194,8 +194,8 @@ def test_compactions_killed_for_real(cat):
 
 
 @pytest.mark.soak
-def test_hundreds_of_killed_compactions(cat):
-    _check_kills(cat, 200)
+def test_a_hundred_killed_compactions(cat):
+    _check_kills(cat, 100)
 
 
 def _read_until(uri, stop, counts):
