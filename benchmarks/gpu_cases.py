@@ -66,9 +66,6 @@ def build(spec: AttentionSpec, target: str, m: int, n: int, edits: tuple[tuple[s
     return Build(spec, target, (("BM", m), ("BN", n)), tuple(sorted(hints.items())), edits)
 
 
-#: (S - base) * c in one multiply-add: another rounding, one instruction less an element.
-FUSED = (("exp2((S - base) * c)", "exp2(S * c - base * c)"),)
-
 CAUSAL = (Rule.make("causal"),)
 
 

@@ -473,7 +473,6 @@ def choices_90(s: AttentionSpec) -> list[Build]:
     out = [build(s, "sm_90a", m, n) for m, n in tiles]
     m, n = tiles[0] if causal or d != 128 else tiles[1]
     out += [
-        build(s, "sm_90a", m, n, cases.FUSED),
         build(s, "sm_90a", m, n, pingpong="off"),
         build(s, "sm_90a", m, n, order="static"),
     ]
@@ -502,8 +501,7 @@ def choices_80(s: AttentionSpec) -> list[Build]:
             (128, 32, {"stages": "2"}),
             (128, 64, {"stages": "2"}),
         ]
-    out = [build(s, "sm_80", m, n, **h) for m, n, h in tiles]
-    return [*out, build(s, "sm_80", tiles[0][0], tiles[0][1], cases.FUSED, **tiles[0][2])]
+    return [build(s, "sm_80", m, n, **h) for m, n, h in tiles]
 
 
 def choices_75(s: AttentionSpec) -> list[Build]:

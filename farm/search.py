@@ -62,7 +62,7 @@ class RuleSearch:
 
     async def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> None:
         try:
-            sketch = self.author.sketch(spec)
+            sketch = self.author.sketch(spec, target)
             code = self.author.code(spec, target, sketch)
         except SpecError as error:
             await attempt(self._job_without_program(spec, target, str(error)))

@@ -29,10 +29,11 @@ class TensorLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RawTensor:
-    """An address with strides in elements, for callers without torch."""
+    """An address with strides in elements, for callers without torch. shape: None where nobody asks for it."""
 
     pointer: int
     strides: tuple[int, ...]
+    shape: tuple[int, ...] | None = None
 
     def data_ptr(self) -> int:
         return self.pointer

@@ -144,7 +144,7 @@ class CudaKernel:
 
     def _repacked(self, parameter: TensorParameter, tensor: TensorLike) -> tuple[RawTensor, Any]:
         """A compact copy for a tensor whose address or strides are not multiples of 16 bytes, and what fills it."""
-        driver, shape = _driver(), tuple(getattr(tensor, "shape", ()))
+        driver, shape = _driver(), tuple(getattr(tensor, "shape", None) or ())
         if len(shape) != parameter.ndim or parameter.ndim > 4:
             raise LaunchError(
                 f"{parameter.name}: expected rows of 16 bytes; without a shape, or with over four axes, it cannot be repacked"
@@ -169,7 +169,7 @@ class CudaKernel:
             checked(launched, f"{self.launch.entry}: repack of {parameter.name}")
 
         run.kept = (block, parameters, _Memory(int(copy)))  # type: ignore[attr-defined]
-        return RawTensor(int(copy), tuple(strides)), run
+        return RawTensor(int(copy), tuple(strides), shape), run
 
 
 class _Memory:

@@ -164,12 +164,43 @@ def test_any_scale(scale: float) -> None:
 @pytest.mark.parametrize("masks", MASKS)
 def test_code_checks_and_contains_its_sketch(masks: str, scores: str, phase: str) -> None:
     spec = make_spec(seqlen_q=1, phase=phase, masks=MASKS[masks], scores=SCORES[scores], dtype="bf16")
-    sketch, code = AUTHOR.sketch(spec), AUTHOR.code(spec, "sm_90a")
+    sketch, code = AUTHOR.sketch(spec, "sm_90a"), AUTHOR.code(spec, "sm_90a")
     assert sketch.stage == "sketch" and erase(code) == sketch
     for program in (sketch, code):
         assert check(program) == ()
         parsed = parse(print_program(program))
         assert not parsed.diagnostics and parsed.program == program
+
+
+@pytest.mark.parametrize(
+    ("target", "changes", "exponent"),
+    [
+        ("sm_80", {"dtype": "bf16"}, "S * c - base * c"),
+        ("sm_90a", {"dtype": "fp16"}, "S * c - base * c"),
+        ("sm_90a", {"dtype": "fp32"}, "(S - base) * c"),
+        ("cpu", {"dtype": "bf16"}, "(S - base) * c"),
+        ("sm_90a", {"dtype": "bf16", "softmax_scale": -1.0}, "S - base"),
+        ("sm_90a", {"dtype": "bf16", "scores": (SOFTCAP,)}, "S - base"),
+    ],
+)
+def test_exponents_are_fused_where_their_rounding_does_not_show(target: str, changes: dict[str, object], exponent: str) -> None:
+    spec = make_spec(**changes)
+    assert f"Compute P = exp2({exponent})" in print_program(AUTHOR.sketch(spec, target))
+    assert AUTHOR.sketch(spec, target) == erase(AUTHOR.code(spec, target))
+
+
+def test_fused_exponents_hold_at_large_logits() -> None:
+    """O and LSE in the stated precision at logits of about 1e4, by the tolerance of fp16 weights."""
+    spec = make_spec(dtype="fp16", masks=(CAUSAL,))
+    code = fill(AUTHOR.code(spec, "sm_90a"), {"BM": 64, "BN": 64})
+    call = random_call(spec)
+    call["Q"] *= 1e4 / np.abs(np.einsum("bhqd,bhkd->bhqk", call["Q"], call["K"]) * spec.scale).max()
+    call["Q"] = call["Q"].astype(np.float16).astype(call["Q"].dtype)
+    expected_o, expected_lse = attention(spec, call)
+    o, lse = interpret(spec, call, "stated", code)
+    seen = np.isfinite(expected_lse)
+    np.testing.assert_allclose(o, expected_o, atol=TOLERANCE["fp16"] * np.abs(expected_o).max())
+    np.testing.assert_allclose(lse[seen], expected_lse[seen], atol=1e4 * 2**-22)
 
 
 def test_code_depends_on_the_family_only() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import shutil
 import struct
 import sys
@@ -102,18 +103,24 @@ class EmulatedDriver:
 SPEC = AttentionSpec(2, 1, 40, 72, 1, 70, 90, "bf16", (Rule.make("causal"),))
 
 
+def load(
+    spec: AttentionSpec, target: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[launch_cuda.CudaKernel, EmulatedDriver]:
+    program = RuleAuthor().code(spec, target)
+    tiles = {"BM": 64, "BN": 32}
+    body = tuple(Constant(s.name, (tiles.get(s.name, s.choices[0]),)) if isinstance(s, Constant) else s for s in program.body)
+    translated = translate(Program(program.name, program.stage, body), TARGETS[target])
+    assert isinstance(translated, Translated)
+    driver = EmulatedDriver(translated, folder)
+    monkeypatch.setattr(launch_cuda, "_driver", lambda: driver)
+    return launch_cuda.CudaKernel(translated.launch, b"cubin"), driver
+
+
 @pytest.fixture(params=["sm_80", "sm_90a"])
 def loaded(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[launch_cuda.CudaKernel, EmulatedDriver]:
-    program = RuleAuthor().code(SPEC, request.param)
-    tiles = {"BM": 64, "BN": 32}
-    body = tuple(Constant(s.name, (tiles.get(s.name, s.choices[0]),)) if isinstance(s, Constant) else s for s in program.body)
-    translated = translate(Program(program.name, program.stage, body), TARGETS[request.param])
-    assert isinstance(translated, Translated)
-    driver = EmulatedDriver(translated, tmp_path)
-    monkeypatch.setattr(launch_cuda, "_driver", lambda: driver)
-    return launch_cuda.CudaKernel(translated.launch, b"cubin"), driver
+    return load(SPEC, request.param, tmp_path, monkeypatch)
 
 
 def tensors(spec: AttentionSpec = SPEC) -> dict[str, torch.Tensor]:
@@ -129,7 +136,7 @@ def tensors(spec: AttentionSpec = SPEC) -> dict[str, torch.Tensor]:
 
 def call(kernel: launch_cuda.CudaKernel, given: dict[str, torch.Tensor], spec: AttentionSpec = SPEC, stream: int = 0) -> None:
     binding = bind(kernel.launch, spec)
-    kernel.call([given.get(t.role) for t in binding.tensors], [s.value for s in binding.scalars], stream)
+    kernel.call([given.get(t.name, given.get(t.role)) for t in binding.tensors], [s.value for s in binding.scalars], stream)
 
 
 def assert_right(given: dict[str, torch.Tensor], spec: AttentionSpec = SPEC) -> None:
@@ -157,6 +164,18 @@ def test_misaligned_and_expanded_operands_are_repacked(loaded: tuple[launch_cuda
     call(kernel, given)
     assert_right(given)
     assert [f for f, *_ in driver.launches] == ["farm_repack", kernel.launch.entry]
+
+
+def test_a_repacked_operand_keeps_its_extents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a padding mask the tensor maps ask the tensor itself how many keys it holds."""
+    spec = dataclasses.replace(SPEC, masks=(Rule.make("padding"),))
+    kernel, _ = load(spec, "sm_90a", tmp_path, monkeypatch)
+    given = tensors(spec) | {"KvLen": torch.full((spec.batch,), spec.seqlen_k - 5, dtype=torch.int32)}
+    wide = torch.zeros(spec.batch, 1, spec.seqlen_k, 43, dtype=torch.bfloat16)
+    wide[..., 1:41] = given["k"]
+    given["k"] = wide[..., 1:41]
+    call(kernel, given, spec)
+    assert_right(given, spec)
 
 
 def test_an_output_may_be_left_out(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:

@@ -53,11 +53,14 @@ def column_of(u: Unit, s: Copy, n: int) -> str:
 
 
 def _store_vector(u: Unit, s: Copy, a: Allocate, row: str, left: str, pitch: str) -> None:
-    value = f"{names.tile(s.source)}[t][r]"
+    value, at = f"{names.tile(s.source)}[t][r]", f"(char*)(out + (i64)ROW(t, r) * {pitch})"
+    size = BYTES[a.dtype]
     if a.dtype in ("f16", "bf16"):
-        value = f"{C_TYPES[a.dtype]}{{narrow<{TYPES[a.dtype]}>({value})}}"
+        value = f"narrow<{TYPES[a.dtype]}>({value})"
+    elif a.dtype == "f32":
+        value = f"__float_as_uint({value})"
     u.w(
         f"const int left = {left};",
         f"{C_TYPES[a.dtype]}* const out = ({C_TYPES[a.dtype]}*){names.lead(a.name)} + (i64)({row} + row0) * {pitch};",
-        f"if ((lane & 3) == 0) FOR_ROWS if (ROW(t, r) < left) out[(i64)ROW(t, r) * {pitch}] = {value};",
+        f"FOR_ROWS store_global{size}({at}, {value}, (lane & 3) == 0 && ROW(t, r) < left);",
     )

@@ -420,13 +420,14 @@ class _Loop:
 
     def _tail_under(self, running: list[Gemm]) -> tuple[list[Stmt], list[Stmt]]:
         """What follows the loop: what touches no registers of the products in flight, and the rest."""
+        tiles = set(self.u.program.allocations)
         touched = {n for g in running for n in defs(g) | uses(g)}
         early: list[Stmt] = []
         late: list[Stmt] = []
         for s in self.tail:
             if (uses(s) | defs(s)) & touched:
                 late.append(s)
-                touched |= defs(s) | uses(s)
+                touched |= (defs(s) | uses(s)) & tiles
             else:
                 early.append(s)
         return early, late

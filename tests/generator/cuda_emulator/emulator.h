@@ -101,6 +101,7 @@ inline int min(int a, int b) { return a < b ? a : b; }
 inline int max(int a, int b) { return a > b ? a : b; }
 inline int __float2int_rd(float x) { return (int)floorf(x); }
 inline float __int_as_float(int x) { float y; memcpy(&y, &x, 4); return y; }
+inline u32 __float_as_uint(float x) { u32 y; memcpy(&y, &x, 4); return y; }
 inline float __uint_as_float(u32 x) { float y; memcpy(&y, &x, 4); return y; }
 inline int atomicAdd(int* p, int x) { const int old = *p; *p += x; return old; }
 inline size_t __cvta_generic_to_shared(const void* p) { return (size_t)((const u8*)p - smem_raw); }
@@ -139,6 +140,9 @@ inline u8* shared_at(u32 a, u32 bytes) {
   return smem_raw + a;
 }
 inline u16 load_shared2(u32 a) { u16 x; memcpy(&x, shared_at(a, 2), 2); return x; }
+inline void store_global16(char* p, uint4 v, bool yes) { if (yes) memcpy(p, &v, 16); }
+inline void store_global4(char* p, u32 v, bool yes) { if (yes) memcpy(p, &v, 4); }
+inline void store_global2(char* p, u16 v, bool yes) { if (yes) memcpy(p, &v, 2); }
 inline void store_shared16(u32 a, uint4 v) { memcpy(shared_at(a, 16), &v, 16); }
 inline uint4 load_global16(const char* p) {
   if ((size_t)p % 16) { fprintf(stderr, "emulator: 16 byte load at %p\n", (const void*)p); abort(); }

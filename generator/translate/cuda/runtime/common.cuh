@@ -76,21 +76,15 @@ template <Type T, int MT, int N, int M> DEVICE void to_operand(u32 (&p)[MT][N], 
 }
 template <Type T> DEVICE float rounded(float x) { return T == F32 ? x : widen<T>(narrow<T>(x)); }
 
-// One row block of 16 bit elements to global memory. Aligned: a 4 x 4 word transpose inside each lane quad makes 16 byte stores, 64
-// contiguous bytes in each of eight rows an instruction. `left`: rows of the matrix at and behind this thread's first row.
+// One row block of 16 bit elements to global memory. A 4 x 4 word transpose inside each lane quad gives each lane eight columns: one
+// 16 byte store where the matrix is aligned, 64 contiguous bytes in each of eight rows an instruction. `left`: rows of the matrix at
+// and behind this thread's first row. No branch holds a shuffle: a warp must be seen to stay together (see `store_global16`).
 template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool aligned, int left, int cols, int lane, const float (&x)[M]) {
   const int q = lane & 3;
   const bool b0 = q & 1, b1 = q & 2;
   UNROLL for (int r = 0; r < 2; ++r) {
     const bool in = 8 * r < left;
     char* row = p + 8 * r * pitch;
-    if (!aligned) {
-      UNROLL for (int i = 0; i < N / 8; ++i) UNROLL for (int e = 0; e < 2; ++e) {
-        const int c = 8 * i + 2 * q + e;
-        if (in && c < cols) *(u16*)(row + 2 * c) = narrow<T>(x[4 * i + 2 * r + e]);
-      }
-      continue;
-    }
     UNROLL for (int g = 0; g < (N + 31) / 32; ++g) {
       u32 w[4];
       UNROLL for (int i = 0; i < 4; ++i) {
@@ -106,16 +100,16 @@ template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool 
         if (b1) w[i] = y; else w[i + 2] = y;
       }
       const int c = 32 * g + 8 * q;
-      if (in && c < N && c < cols) {
-        if (c + 8 <= cols) *(uint4*)(row + 2 * c) = make_uint4(w[0], w[1], w[2], w[3]);
-        else UNROLL for (int k = 0; k < 8; ++k) if (c + k < cols) *(u16*)(row + 2 * (c + k)) = (u16)(w[k / 2] >> (16 * (k & 1)));
-      }
+      store_global16(row + 2 * c, make_uint4(w[0], w[1], w[2], w[3]), aligned && in && c < N && c + 8 <= cols);
+      if (!aligned || cols % 8)
+        UNROLL for (int k = 0; k < 8; ++k)
+          store_global2(row + 2 * (c + k), (u16)(w[k / 2] >> (16 * (k & 1))), in && c < N && c + k < cols && (!aligned || c + 8 > cols));
     }
   }
 }
 template <int N, int M> DEVICE void store_rows_f32(char* p, i64 pitch, int left, int cols, int lane, const float (&x)[M]) {
   UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int i = 0; i < N / 8; ++i) UNROLL for (int e = 0; e < 2; ++e) {
     const int c = 8 * i + 2 * (lane & 3) + e;
-    if (8 * r < left && c < cols) *(float*)(p + 8 * r * pitch + 4 * c) = x[4 * i + 2 * r + e];
+    store_global4(p + 8 * r * pitch + 4 * c, __float_as_uint(x[4 * i + 2 * r + e]), 8 * r < left && c < cols);
   }
 }

@@ -67,6 +67,18 @@ DEVICE u16 load_shared2(u32 a) {
 DEVICE void store_shared16(u32 a, uint4 v) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(a), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
+// Stores under a predicate rather than in a branch: where outputs are stored in branches, ptxas no longer knows a warp to be
+// together and keeps what the main loop counts in vector registers, a move to a uniform register before every product.
+DEVICE void store_global16(char* p, uint4 v, bool yes) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n}\n"
+               ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)yes) : "memory");
+}
+DEVICE void store_global4(char* p, u32 v, bool yes) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.u32 [%0], %1;\n}\n" ::"l"(p), "r"(v), "r"((int)yes) : "memory");
+}
+DEVICE void store_global2(char* p, u16 v, bool yes) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.u16 [%0], %1;\n}\n" ::"l"(p), "h"(v), "r"((int)yes) : "memory");
+}
 DEVICE uint4 load_global16(const char* p) {  // not moved by the compiler
   uint4 x;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w) : "l"(p) : "memory");
