@@ -5,6 +5,7 @@ A peak bounds what can be believed of a measurement and prunes a search; it is n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -59,6 +60,17 @@ GPUS: dict[str, Gpu] = {
         _rates(f16=989e12, bf16=989e12, f32=67e12), "NVIDIA H200 SXM data sheet; H100 architecture white paper",
     ),
 }  # fmt: skip
+
+
+def card_named(device_name: str) -> Gpu | None:
+    """The card that a driver's product name speaks of ("NVIDIA A100-SXM4-80GB"); None for one without a fact sheet."""
+    words = re.split(r"[^A-Za-z0-9]+", device_name)
+    known = sorted(GPUS, key=len, reverse=True)
+    return next((GPUS[name] for name in known if _follow(name.split(), words)), None)
+
+
+def _follow(wanted: list[str], words: list[str]) -> bool:
+    return any(words[i : i + len(wanted)] == wanted for i in range(len(words)))
 
 
 def cards_of(target: str) -> tuple[Gpu, ...]:

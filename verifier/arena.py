@@ -173,6 +173,10 @@ class Arena:
         """The first element's offset in the child's range of addresses; from FAR_BASE on, its address."""
         return self._addresses[name]
 
+    def extent_of(self, name: str) -> tuple[int, int]:
+        """First and last (exclusive) byte in the file of a tensor with the bands around it."""
+        return self._extents[name]
+
     # ------------------------------------------------------------------------------------------------ before and after
 
     def poison(self) -> None:

@@ -18,7 +18,7 @@ from generator.binding import bind
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
 from verifier.environment import environment
-from verifier.judge import read_binary
+from verifier.judge import default_device, read_binary
 from verifier.launch import default_num_threads
 from verifier.physics import Work, floor_s, work_of
 from verifier.records import Binary, Failed, Measurement, Timing, Witness
@@ -54,11 +54,18 @@ def measure(
     patience: Patience | None = None,
     seed: int | None = None,
     progress: Progress | None = None,
+    device: str | None = None,
 ) -> Measurement | Failed:
     """Time the binary at the spec's own shape beside torch. Only for binaries that `judge` passed.
 
-    A wrong answer in a timed call, a time below physics, or a disturbed sample is a Failed. progress: told each phase.
+    A wrong answer in a timed call, a time below physics, or a disturbed sample is a Failed. progress: told each phase. device: as
+    for `judge`. Raises NoDevice.
     """
+    where = device or default_device(binary.target)
+    if where != "cpu":
+        from verifier.cuda_benchmark import measure_cuda
+
+        return measure_cuda(binary, launch, spec, device=where, patience=patience, seed=seed, progress=progress)
     started = time.monotonic()
     bind(launch, spec)
     job = _Job(read_binary(binary), launch, spec, num_threads or default_num_threads(), patience or Patience(), progress)
@@ -97,7 +104,7 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
         floor = floor_s(job.spec, work, job.num_threads)
         names, unsupported, matmul_flops = workload.start_rivals()
         alone = {name: statistics.median(workload.time_batch(name).call_s for _ in range(3)) for name in names}
-        names = _near(names, alone, job.patience.near, unsupported)
+        names = near(names, alone, job.patience.near, unsupported)
         workload.load_candidate()
         job.say("alternating")
         samples = _rounds(job, workload, names)
@@ -105,11 +112,11 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
         workload.wear_out()
         workload.check_answer()
         fences = dict(sandbox.fences)
-    timings = {name: _timing(name, values) for name, values in samples.items()}
+    timings = {name: timing_of(name, values) for name, values in samples.items()}
     if timings[OURS].p50_s < floor:
-        return _implausible(timings[OURS], floor, work)
-    if (disturbed := _disturbed(timings, alone)) is not None:
-        return disturbed
+        return implausible(timings[OURS], floor, work)
+    if (found := disturbed(timings, alone)) is not None:
+        return found
     facts = {
         **before,
         "load_average_after": environment()["load_average"],
@@ -125,11 +132,11 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
     return _measurement(job, timings, samples, unsupported, floor, workload.wall_vs_device(), facts)
 
 
-def _near(names: Sequence[str], alone: dict[str, float], near: float, unsupported: dict[str, str]) -> list[str]:
+def near(names: Sequence[str], alone: dict[str, float], most: float, unsupported: dict[str, str]) -> list[str]:
     """The rivals that may be the best; `unsupported` says of the others how slow they are."""
     fastest = min(alone.values(), default=0.0)
     for name in names:
-        if alone[name] > near * fastest:
+        if alone[name] > most * fastest:
             unsupported[name] = f"{alone[name] / fastest:.1f} times as slow as the fastest rival, timed without the candidate"
     return [name for name in names if name not in unsupported]
 
@@ -147,12 +154,12 @@ def _rounds(job: _Job, workload: Workload, names: Sequence[str]) -> dict[str, li
             if name == OURS and round_number == checked:
                 workload.check_answer()
         enough = round_number + 1 >= patience.min_rounds
-        if enough and (time.monotonic() > deadline or _stable(samples, names, patience.spread)):
+        if enough and (time.monotonic() > deadline or stable(samples, names, patience.spread)):
             break
     return {name: values[2:] for name, values in samples.items()}
 
 
-def _stable(samples: dict[str, list[float]], names: Sequence[str], spread: float) -> bool:
+def stable(samples: dict[str, list[float]], names: Sequence[str], spread: float) -> bool:
     if not names or len(samples[OURS]) < 10:
         return len(samples[OURS]) >= 10 and not names
     best = min(names, key=lambda name: statistics.median(samples[name][2:]))
@@ -185,7 +192,7 @@ def ratio_interval(rival: Sequence[float], ours: Sequence[float]) -> tuple[float
     return ratios[low], statistics.median(ratios), ratios[high]
 
 
-def _timing(name: str, values: Sequence[float]) -> Timing:
+def timing_of(name: str, values: Sequence[float]) -> Timing:
     return Timing(name, tuple(values), quantile(values, 0.2), quantile(values, 0.5), quantile(values, 0.8))
 
 
@@ -206,7 +213,7 @@ def _measurement(
     )
 
 
-def _implausible(ours: Timing, floor: float, work: Work) -> Failed:
+def implausible(ours: Timing, floor: float, work: Work) -> Failed:
     message = (
         f"{ours.p50_s:.3g} s a call, but {work.flops:.3g} operations on {work.num_bytes} bytes take at least {floor:.3g} s here"
     )
@@ -215,7 +222,7 @@ def _implausible(ours: Timing, floor: float, work: Work) -> Failed:
     )
 
 
-def _disturbed(timings: dict[str, Timing], alone: dict[str, float]) -> Failed | None:
+def disturbed(timings: dict[str, Timing], alone: dict[str, float]) -> Failed | None:
     """The fastest rival ran well before the candidate was there and badly beside it: the sample says nothing, whoever's fault."""
     if not alone:
         return None

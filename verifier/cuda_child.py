@@ -203,13 +203,11 @@ class CudaChild:
         self._kernel = kernel
 
     def serve(self) -> None:
-        from verifier.launch_cuda import CudaError
-
         while packet := self._channel.recv(PACKET_BYTES):
             question = json.loads(packet)
             try:
                 facts = self._do(question)
-            except (self._cuda.Error, CudaError) as error:
+            except (self._cuda.Error, RuntimeError) as error:  # PyCUDA's, and those of the launcher and of torch
                 facts = {"device_error": f"{type(error).__name__}: {error}"}
             self._channel.send(json.dumps({"nonce": question["nonce"], **facts}).encode())
             if question["do"] == "stop" or "device_error" in facts:
@@ -256,7 +254,7 @@ def open_device(channel: socket.socket, fences: dict[str, bool]) -> tuple[Any, A
         context.push()
     except Exception as error:  # whatever is wrong with driver, device or package, it is not the candidate
         cure = "; install it with `pip install pycuda`" if isinstance(error, ImportError) else ""
-        _say(channel, {"no_device": f"{type(error).__name__}: {error}{cure}", "fences": fences})
+        say(channel, {"no_device": f"{type(error).__name__}: {error}{cure}", "fences": fences})
         return None
     return cuda, device, context
 
@@ -315,7 +313,7 @@ def fence(facts: dict[str, Any]) -> dict[str, bool]:
     return {"no_network": confine.no_network(), "no_new_privileges": confine.no_new_privileges(), "device_code_only": True}
 
 
-def _say(channel: socket.socket, facts: dict[str, Any]) -> None:
+def say(channel: socket.socket, facts: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):
         channel.send(json.dumps({"nonce": "start", **facts}).encode())
 
@@ -331,16 +329,16 @@ def main(facts: dict[str, Any]) -> None:
     told = told_by(cuda, device)
     if facts.get("alive"):
         wrong = alive(cuda)
-        _say(channel, {"fences": fences, "facts": told, **({"error": wrong} if wrong else {})})
+        say(channel, {"fences": fences, "facts": told, **({"error": wrong} if wrong else {})})
         os._exit(0)
     try:
         kernel = load(facts, read_all(binary))
     except Exception as error:
-        _say(channel, {"fences": fences, "error": str(error)})
+        say(channel, {"fences": fences, "error": str(error)})
         os._exit(0)
     child = CudaChild(channel, cuda, cuda.Stream(), DeviceRoom(cuda, arena, 0))
     child.take(kernel)
-    _say(channel, {"fences": fences, "facts": told})
+    say(channel, {"fences": fences, "facts": told})
     with contextlib.suppress(ConnectionError):
         child.serve()
     os._exit(0)

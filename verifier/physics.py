@@ -9,13 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from generator.spec import AttentionSpec
+from generator.gpus import Gpu
+from generator.spec import TL_DTYPES, AttentionSpec
 from verifier import oracle
 from verifier.environment import cache_bytes, cpu_flags
 
 HIGHEST_CLOCK_HZ = 6.5e9
+#: How far above its data sheet's rate a GPU may run.
+CLOCK_SLACK = 1.15
 #: Bytes a second of the fastest memory on a socket (HBM).
 HIGHEST_BANDWIDTH = 2e12
 _ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
@@ -32,10 +36,42 @@ class Work:
 
 
 def work_of(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Work:
-    pairs = oracle.visible_pairs(spec, captured)
+    return work_of_pairs(spec, oracle.visible_pairs(spec, captured))
+
+
+def work_of_pairs(spec: AttentionSpec, pairs: float) -> Work:
+    """The work for so many visible pairs, over batch and query heads."""
     queries = spec.batch * spec.num_heads * spec.seqlen_q * (spec.head_dim + spec.head_dim_v)
     keys = spec.batch * spec.num_kv_heads * spec.seqlen_k * (spec.head_dim + spec.head_dim_v)
     return Work(2.0 * pairs * (spec.head_dim + spec.head_dim_v), (queries + keys) * _ITEM_BYTES[spec.dtype])
+
+
+def sampled_work(spec: AttentionSpec, captured: Mapping[str, Tensor], num_rows: int = 512) -> Work:
+    """As `work_of`, from so many query rows evenly spread over the sequence, and one head: for long sequences. Exact where the
+    number of keys that a row sees is a straight line over the rows, as with causal masks.
+    """
+    if not spec.masks:
+        pairs = float(spec.batch * spec.num_heads * spec.seqlen_q * spec.seqlen_k)
+    else:
+        count = min(num_rows, spec.seqlen_q)
+        rows = ((torch.arange(count) + 0.5) * spec.seqlen_q / count).long().view(1, -1, 1)
+        keys = torch.arange(spec.seqlen_k).view(1, 1, -1)
+        seen = [float(oracle.visible(oracle.Block(spec, b, 0, rows, keys, captured)).float().mean()) for b in range(spec.batch)]
+        pairs = sum(seen) * spec.num_heads * spec.seqlen_q * spec.seqlen_k
+    return work_of_pairs(spec, pairs)
+
+
+def gpu_floor_s(spec: AttentionSpec, work: Work, card: Gpu | None) -> float:
+    """Seconds that a call takes at least on a card, by its data sheet; 0 for a card without one.
+
+    Data sheets state rates at a boost clock that boards may exceed: CLOCK_SLACK. Memory counts where the caches cannot hold it.
+    """
+    if card is None:
+        return 0.0
+    peak = card.peak_flops.get(TL_DTYPES[spec.dtype], max(card.peak_flops.values()))
+    arithmetic = work.flops / (CLOCK_SLACK * peak)
+    beyond_cache = work.num_bytes > 4 * card.l2_bytes
+    return max(arithmetic, work.num_bytes / (CLOCK_SLACK * card.memory_bytes_per_s) if beyond_cache else 0.0)
 
 
 def flops_per_cycle(dtype: str) -> int:

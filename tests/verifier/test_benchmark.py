@@ -74,8 +74,8 @@ def _with_a_slow_matmul(start):
 def test_rivals_that_are_slowed_down_make_the_sample_transient(monkeypatch):
     monkeypatch.setattr(benchmark, "DISTURBED", 2.0)
     beside = {name: Timing(name, (t,), t, t, t) for name, t in (("ours", 9.0), ("fast", 2.5), ("slow", 50.0))}
-    assert benchmark._disturbed(beside, {"fast": 1.3, "slow": 2.0}) is None, "only the fastest rival counts"
-    disturbed = benchmark._disturbed(beside, {"fast": 1.0, "slow": 2.0})
+    assert benchmark.disturbed(beside, {"fast": 1.3, "slow": 2.0}) is None, "only the fastest rival counts"
+    disturbed = benchmark.disturbed(beside, {"fast": 1.0, "slow": 2.0})
     assert disturbed is not None and disturbed.reason == "throttled" and "fast took 2.5 s" in disturbed.witness.message
 
 

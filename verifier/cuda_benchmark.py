@@ -1,0 +1,236 @@
+"""Times a cubin beside its rivals on a GPU: one context, one stream, calls alternating, the cache flushed before every batch.
+
+Each round gives every contestant the same fresh values in the same buffers, in a random order; device events take the time.
+Clocks, power, temperature and what slows the device down are looked at all along; nothing on the device is set. Judging
+correctness in full is `verifier.judge`'s, and figures are `verifier.benchmark`'s.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from generator.binding import bind
+from generator.gpus import card_named
+from generator.spec import AttentionSpec
+from generator.translate.records import Launch
+from verifier.benchmark import Patience, Progress, disturbed, implausible, near, ratio_interval, stable, timing_of
+from verifier.cuda_rivals import EAGER, FLEX, MASKED, NAMES
+from verifier.cuda_timing import CudaTimingSandbox, CudaWorkload, Started
+from verifier.environment import environment
+from verifier.gpu import HARD_REASONS, Conditions, conditions_of, use_of
+from verifier.judge import read_binary
+from verifier.physics import Work, gpu_floor_s, sampled_work
+from verifier.records import Binary, Failed, Measurement, Timing, Witness
+from verifier.sandbox import CannotStart
+from verifier.timing import OURS, Refused
+
+METHOD = "alternating-gpu-1: device events, one stream, fresh values, cold L2"
+#: Above what a matrix product of torch's reaches here: measured again.
+ABOVE_MATMUL = 1.1
+#: This process's clock over the device's, over calls back to back: above, work was hidden or the machine was busy.
+LONGEST_WALL = 3.0
+#: Rivals that a hurried measurement leaves out. FlexAttention, which compiles for long, stays where SDPA has no answer.
+SLOW_RIVALS = (EAGER, MASKED)
+
+
+@dataclass(slots=True)
+class Watch:
+    """The device's conditions over a measurement."""
+
+    device: str
+    before: Conditions
+    now: Conditions
+    reasons: set[str] = field(default_factory=set)
+    slowest_mhz: int = 1 << 30
+
+    @staticmethod
+    def start(device: str) -> Watch:
+        first = conditions_of(device)
+        return Watch(device, first, first)
+
+    def look(self) -> None:
+        self.now = conditions_of(self.device)
+        self.reasons |= set(self.now.reasons) - {"idle"}
+        self.slowest_mhz = min(self.slowest_mhz, self.now.sm_mhz)
+
+    @property
+    def throttled(self) -> tuple[str, ...]:
+        return tuple(sorted(self.reasons & HARD_REASONS))
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "before": asdict(self.before), "after": asdict(self.now), "reasons": sorted(self.reasons),
+            "slowest_sm_mhz": self.slowest_mhz, "clock_lock": "not locked: the device is measured as it is found",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    data: bytes
+    launch: Launch
+    spec: AttentionSpec
+    device: str
+    patience: Patience
+    rivals: tuple[str, ...]
+    progress: Progress | None
+
+    def say(self, phase: str) -> None:
+        if self.progress is not None:
+            self.progress(phase)
+
+
+def rivals_for(spec: AttentionSpec, hurried: bool) -> tuple[str, ...]:
+    """The contestants for a spec. hurried: none that is sure to lose, and no compiling where SDPA has an answer."""
+    if not hurried:
+        return NAMES
+    plain = not spec.scores and all(rule.name == "causal" for rule in spec.masks)
+    return tuple(name for name in NAMES if name not in SLOW_RIVALS and not (name == FLEX and plain))
+
+
+def measure_cuda(
+    binary: Binary,
+    launch: Launch,
+    spec: AttentionSpec,
+    *,
+    device: str = "cuda:0",
+    patience: Patience | None = None,
+    seed: int | None = None,
+    progress: Progress | None = None,
+    rivals: tuple[str, ...] | None = None,
+) -> Measurement | Failed:
+    """Time the cubin at the spec's own shape. rivals: names of `verifier.cuda_rivals.NAMES`; None: all that may be the best.
+
+    A wrong answer in a timed call, a time below physics, a throttled or disturbed sample is a Failed. Raises NoDevice.
+    """
+    started, patience = time.monotonic(), patience or Patience()
+    bind(launch, spec)
+    names = rivals_for(spec, patience.near != float("inf")) if rivals is None else rivals
+    job = _Job(read_binary(binary), launch, spec, device, patience, names, progress)
+    try:
+        result = _measure_once(job, seed)
+        if isinstance(result, Measurement) and result.environment["above_matmul_rate"]:
+            job.say("faster than this device's matrix product: measured again")
+            result = _measure_once(job, seed)
+    except Refused as refused:
+        return Failed(refused.reason, refused.witness, time.monotonic() - started)
+    except CannotStart as error:
+        return Failed("crash", Witness("load", str(error)), time.monotonic() - started)
+    return result
+
+
+def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
+    before, others = environment(), use_of(job.device).processes
+    watch = Watch.start(job.device)
+    job.say("rivals alone")
+    with CudaTimingSandbox(job.data, job.launch, job.spec, job.device) as sandbox:
+        workload = CudaWorkload(sandbox, seed)
+        start = workload.start_rivals(job.rivals)
+        alone = {name: statistics.median(workload.time_batch(name) for _ in range(3)) for name in start.seconds}
+        unsupported = dict(start.unsupported)
+        names = near(list(start.seconds), alone, job.patience.near, unsupported)
+        loaded = workload.load_candidate()
+        fastest = min([float(loaded["seconds"]), *(alone[name] for name in names)])
+        without_graph = workload.choose_batch(fastest)
+        job.say("alternating")
+        samples = _rounds(job, workload, names, watch)
+        job.say("warm caches, and this process's clock")
+        warm = {name: workload.steady(name, statistics.median(samples[name])) for name in (OURS, *names)}
+        watch.look()
+        facts = {
+            **before,
+            "device_facts": sandbox.facts,
+            "kernel_attributes": loaded["attributes"],
+            "fences": dict(sandbox.fences),
+            "calls_in_batch": workload.count,
+            "graphs": workload.graphs,
+            "without_graph": without_graph,
+            "sets": workload.sets,
+        }
+        work = sampled_work(job.spec, workload.captured)
+    facts |= _facts(start, watch, work, alone, warm, others, samples)
+    return _result(job, samples, unsupported, work, alone, warm[OURS][1], facts, watch)
+
+
+def _rounds(job: _Job, workload: CudaWorkload, names: Sequence[str], watch: Watch) -> dict[str, list[float]]:
+    """Seconds of a call of each contestant, round by round; the first two rounds look the same and are left out."""
+    contestants, patience, generator = [OURS, *names], job.patience, random.SystemRandom()
+    samples: dict[str, list[float]] = {name: [] for name in contestants}
+    checked = {generator.randrange(1, patience.min_rounds)}
+    deadline = time.monotonic() + patience.budget_s
+    number = 0
+    while number < patience.max_rounds:
+        last = number + 1 >= patience.min_rounds and (time.monotonic() > deadline or stable(samples, names, patience.spread))
+        check = workload.checked_set() if number in checked or last else None
+        workload.fresh_values(keep=check)
+        first = check if check is not None else generator.randrange(workload.sets)
+        for name in random.sample(contestants, len(contestants)):
+            samples[name].append(workload.time_batch(name, first))
+        watch.look()
+        if check is not None:
+            workload.check_answer(check)
+        number += 1
+        if last:
+            break
+    return {name: values[2:] for name, values in samples.items()}
+
+
+def _facts(
+    start: Started,
+    watch: Watch,
+    work: Work,
+    alone: dict[str, float],
+    warm: dict[str, tuple[float, float]],
+    others: Sequence[tuple[int, int]],
+    samples: dict[str, list[float]],
+) -> dict[str, Any]:
+    ours_s = statistics.median(samples[OURS])
+    return {
+        "gpu": watch.plain(),
+        "l2": "cold",
+        "warm_s": {name: seconds for name, (seconds, _) in warm.items()},
+        "wall_over_device": {name: ratio for name, (_, ratio) in warm.items()},
+        "rivals_alone_s": alone,
+        "matmul_flops": start.matmul_flops,
+        "copy_bytes_per_s": start.copy_bytes_per_s,
+        "above_matmul_rate": work.flops / ours_s > ABOVE_MATMUL * start.matmul_flops,
+        "flops": work.flops,
+        "bytes": work.num_bytes,
+        "flops_per_s": work.flops / ours_s,
+        "other_processes": len(others),
+    }
+
+
+def _result(
+    job: _Job,
+    samples: dict[str, list[float]],
+    unsupported: dict[str, str],
+    work: Work,
+    alone: dict[str, float],
+    wall_vs_device: float,
+    facts: dict[str, Any],
+    watch: Watch,
+) -> Measurement | Failed:
+    timings: dict[str, Timing] = {name: timing_of(name, values) for name, values in samples.items()}
+    floor = gpu_floor_s(job.spec, work, card_named(facts["device_facts"]["name"]))
+    if timings[OURS].p50_s < floor:
+        return implausible(timings[OURS], floor, work)
+    if watch.throttled:
+        return Failed("throttled", Witness("device", f"the device slowed itself down: {', '.join(watch.throttled)}"))
+    if wall_vs_device > LONGEST_WALL:
+        message = (
+            f"calls back to back took {wall_vs_device:.1f} times as long by the supervisor's clock as by the device's events"
+        )
+        return Failed("throttled", Witness("two clocks", message))
+    if (found := disturbed(timings, alone)) is not None:
+        return found
+    rivals = tuple(t for name, t in timings.items() if name != OURS)
+    best = min(rivals, key=lambda t: t.p50_s).name if rivals else ""
+    low, middle, high = ratio_interval(samples[best], samples[OURS]) if best else (0.0, 0.0, 0.0)
+    return Measurement(
+        METHOD, timings[OURS], rivals, unsupported, best, middle, low, high, floor, wall_vs_device, 0, facts
+    )  # fmt: skip
