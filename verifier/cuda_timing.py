@@ -240,7 +240,8 @@ def part_of_captured(spec: AttentionSpec, captured: Mapping[str, Tensor], part: 
     """Captured tensors of a call cut to its first sequences and heads."""
     out = {}
     for name, rule in rule_tensors(spec).items():
-        cuts = {"b": slice(part.batch), "h": slice(part.num_heads)}
+        batch, heads = slice(part.batch), slice(part.num_heads)
+        cuts = {"b": batch, "Batch": batch, "h": heads, "Heads": heads, "KvHeads": slice(part.num_kv_heads)}
         out[name] = captured[name][tuple(cuts.get(axis, slice(None)) for axis in rule.offset + rule.shape)]
     return out
 

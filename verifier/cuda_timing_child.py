@@ -29,7 +29,7 @@ from verifier.sandbox_child import read_all
 OURS = "ours"
 #: Cycles that the device spins before a timed call that is not a graph, so that the host has queued all of it by then.
 HEAD_START_CYCLES = 800_000
-COPY_BYTES = 512 << 20
+COPY_BYTES, PRODUCT_SIZE = 512 << 20, 4096
 INTEGERS = {2: torch.int16, 4: torch.int32}
 
 
@@ -202,9 +202,9 @@ class CudaTimingChild(CudaChild):
 
     def _machine_rates(self) -> dict[str, float]:
         """Matrix product and copy of this device as torch does them: what it gives to others."""
-        a, b = (torch.randn(4096, 4096, device="cuda").to(self.buffers.qkv(0)[0].dtype) for _ in range(2))
+        a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device="cuda").to(self.buffers.qkv(0)[0].dtype) for _ in range(2))
         product_s = min(self._seconds(lambda: torch.mm(a, b)) for _ in range(6))
-        return {"matmul_flops": 2 * 4096**3 / product_s, "copy_bytes_per_s": 2 * COPY_BYTES / self._copy_seconds()}
+        return {"matmul_flops": 2 * PRODUCT_SIZE**3 / product_s, "copy_bytes_per_s": 2 * COPY_BYTES / self._copy_seconds()}
 
     def _copy_seconds(self) -> float:
         source, target = _bytes(COPY_BYTES), _bytes(COPY_BYTES)

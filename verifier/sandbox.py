@@ -88,7 +88,8 @@ class Died:
             return "made a system call that computing does not need (a process, a thread, a signal or the network)"
         if self.signal:
             return f"killed by {signal.Signals(self.signal).name}"
-        return f"exited with status {self.status}"
+        words = self.log.strip().splitlines()
+        return f"exited with status {self.status}" + (f" ({words[-1][:200]})" if words else "")
 
 
 @dataclass(frozen=True, slots=True)

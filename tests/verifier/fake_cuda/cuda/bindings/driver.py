@@ -19,7 +19,12 @@ _GRANULE = 2 << 20
 CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
 CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READ=1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
-CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
+CUfunction_attribute = SimpleNamespace(
+    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
+    CU_FUNC_ATTRIBUTE_NUM_REGS=4,
+    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES=3,
+    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1,
+)
 CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16)
 
 
@@ -106,6 +111,10 @@ def cuModuleGetFunction(module: ctypes.CDLL, name: bytes):
 
 def cuFuncSetAttribute(function: object, attribute: int, value: int):
     return (1 if value > 227 * 1024 else 0,)
+
+
+def cuFuncGetAttribute(attribute: int, function: object):
+    return 0, 32
 
 
 def cuGetErrorString(status: int):
