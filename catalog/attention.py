@@ -65,7 +65,7 @@ def scaled_dot_product_attention(
             frame.outcome.tick()
         else:
             try:
-                out = frame.run(query, key, value)
+                out: Tensor = frame.run(query, key, value)
             except RunFailed as failure:
                 server.failed(frame, failure.reason, failure.broken)
             else:

@@ -56,7 +56,8 @@ class AttentionCall:
         return tuple(
             AttentionSpec(
                 self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim_v, self.batch, self.seqlen_q, self.seqlen_k,
-                self.dtypes[0], masks, self.scores, "prefill", self.scale,
+                self.dtypes[0], masks,  # type: ignore[arg-type]
+                self.scores, "prefill", self.scale,
             )
             for masks in self.mask_forms
         )  # fmt: skip

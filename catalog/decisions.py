@@ -40,7 +40,8 @@ class Decision:
 
     def to_plain(self) -> dict[str, Any]:
         """Plain JSON values."""
-        return to_plain(self)
+        plain: dict[str, Any] = to_plain(self)
+        return plain
 
     def __str__(self) -> str:
         lines = [f"{self.call}: {self.kernel_id or 'torch'}"]

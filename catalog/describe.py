@@ -68,7 +68,7 @@ def describe_flash(
     if arguments.sinks is not None:
         blockers += tensor_blockers(("learnable_sink", arguments.sinks))
     left, right = window_limits(arguments.window_size, arguments.causal)
-    scores = (Rule.make("softcap", cap=float(arguments.softcap)),) if arguments.softcap else ()
+    scores: tuple[Rule, ...] = (Rule.make("softcap", cap=float(arguments.softcap)),) if arguments.softcap else ()
     scores += (Rule.make("alibi", align="bottom_right"),) if slopes is not None else ()
     scores += (Rule.make("sink_logit"),) if arguments.sinks is not None else ()
     forms = window_forms(q.shape[2], k.shape[2], left, right)
@@ -131,7 +131,7 @@ def describe_kvcache(
 
 
 def _row_rules(arguments: FlashArguments) -> tuple[Rule, ...]:
-    padding = () if arguments.lengths is None else (Rule.make("padding"),)
+    padding: tuple[Rule, ...] = () if arguments.lengths is None else (Rule.make("padding"),)
     return padding if arguments.documents is None else (*padding, Rule.make("document"))
 
 

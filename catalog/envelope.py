@@ -51,7 +51,7 @@ def verified_lengths(shapes: Iterable[Shape]) -> frozenset[Lengths]:
 
 def verification_points(bucket: Lengths) -> tuple[Lengths, ...]:
     """Lengths to verify for a bucket: what `missing_points` asks for."""
-    corners = itertools.product(*(limits(b) for b in bucket))
+    corners = itertools.product(limits(bucket[0]), limits(bucket[1]))
     return tuple(sorted({*corners, (_ragged(bucket[0]), _ragged(bucket[1]))}))
 
 

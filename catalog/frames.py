@@ -81,7 +81,7 @@ class BoundKernel:
         return lse
 
     def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: int, captured: Mapping[str, Tensor]) -> None:
-        addresses = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse)
+        addresses: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse)
         if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & self._misaligned:
             why = f"an address is no multiple of {self._misaligned + 1} bytes"
             raise RunFailed(reason("alignment", why), broken=False)

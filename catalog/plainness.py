@@ -51,6 +51,11 @@ def check_like(query: Tensor, key: Tensor, value: Tensor) -> Check | None:
     return _guard(query, key, value)
 
 
+def never(query: Tensor, key: Tensor, value: Tensor) -> bool:
+    """The check of a frame that has none."""
+    return False
+
+
 def nothing_watches() -> bool:
     """What torch's guard does not look at: modes that see every operation."""
     return not (_function_modes() or _dispatch_modes())
@@ -60,7 +65,7 @@ def _guard(*tensors: Tensor) -> Check:
     from torch._C._dynamo.guards import TensorGuards
 
     sizes, strides = [list(x.size()) for x in tensors], [list(x.stride()) for x in tensors]
-    check: Check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
+    check: Check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check  # type: ignore[arg-type]
     return check
 
 

@@ -18,7 +18,7 @@ from catalog.decisions import Decision
 from catalog.frames import BoundKernel, RunFailed, check_out, contiguous_strides, flash_output, sdpa_output
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
-from catalog.plainness import check_like, is_plain, nothing_watches
+from catalog.plainness import check_like, is_plain, never, nothing_watches
 from catalog.reasons import NoKernelError, Reason
 from catalog.selection import matching_spec
 from catalog.settings import override
@@ -73,7 +73,7 @@ class Plan:
         self._bound: BoundKernel | None = None
         self._captured: dict[str, Tensor] = {}
         self._binary_hash = ""
-        self._facts, self._check = _facts(*example), check_like(*example)
+        self._facts, self._check = _facts(*example), check_like(*example) or never
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
         """The call, on tensors like the example's: the same shapes, strides, dtypes and device. out: written and returned.
@@ -81,7 +81,7 @@ class Plan:
         Raises PlanError for other tensors, ValueError for an `out` that does not fit.
         """
         bound = self._bound
-        if bound is None or not (self._check is not None and self._check(q, k, v) and nothing_watches()):
+        if bound is None or not (self._check(q, k, v) and nothing_watches()):
             if bound is None or not is_plain(q, k, v):
                 result = self._function(q, k, v, **self._arguments)
                 return result if out is None else out.copy_(result)

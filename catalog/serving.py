@@ -27,7 +27,7 @@ from catalog.envelope import Lengths, lengths_bucket
 from catalog.kernels import CatalogKernel, mask_shapes, score_shapes
 from catalog.keys import ShapeBucket, power_bucket
 from catalog.loader import LoadedKernel, Loader, LoadFailed
-from catalog.plainness import Check, check_like
+from catalog.plainness import Check, check_like, never
 from catalog.reasons import NoKernelError, Reason, reason
 from catalog.selection import Machine, Question, choose, matching_spec
 from catalog.settings import Override, Settings
@@ -50,7 +50,7 @@ class Frame:
 
     def __init__(self, decision: Decision, outcome: Outcome, run: Callable[..., Any] | None, binary_hash: str = "") -> None:
         self.decision, self.outcome, self.run, self.binary_hash = decision, outcome, run, binary_hash
-        self.check: Check | None = None  # whether tensors are like those that the frame was made for
+        self.check: Check = never  # whether tensors are like those that the frame was made for
         self.options: tuple[Any, ...] = ()  # the other arguments
 
 
@@ -111,7 +111,7 @@ class Server:
 
     def remember(self, frame: Frame, options: tuple[Any, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
         """Look at this frame first in the next call. options: the other arguments, which hold no tensors."""
-        if frame.check is None or not frame.check(q, k, v):
+        if not frame.check(q, k, v):
             check = check_like(q, k, v)
             if check is None:
                 return

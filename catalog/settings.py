@@ -31,7 +31,7 @@ VARIABLES = {
 }
 
 #: FARM_* variables of the other packages: known here so that they draw no warning. `register_variable` adds one.
-_OTHER_VARIABLES: set[str] = {"FARM_CXX", "FARM_DEBUG"}
+_OTHER_VARIABLES: set[str] = {"FARM_CACHE", "FARM_CXX", "FARM_DEBUG", "FARM_CUDA_CACHE", "FARM_TEST_CACHE"}
 
 
 class SettingsError(ValueError):

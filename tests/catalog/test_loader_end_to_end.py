@@ -1,4 +1,4 @@
-"""A kernel that the rule author wrote, the verifier passed and the catalog holds, answers calls: every contract on the way, once."""
+"""A kernel that the rule author wrote and the verifier passed answers calls from a catalog: every contract on the way, once."""
 
 import pytest
 import torch
