@@ -39,12 +39,16 @@ class Target:
 _ALL: tuple[DType, ...] = ("f32", "f16", "bf16", "i32")
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512vl", "avx512dq")
-_AMX = (*_AVX512, "avx512_bf16", "amx_tile", "amx_bf16")
+_BF16 = (*_AVX512, "avx512_bf16")
+_AMX = (*_BF16, "amx_tile", "amx_bf16")
 
 #: Instruction set -> the target `cpu` built for it, the weakest first.
 CPU_TARGETS: dict[str, Target] = {
     "avx2": Target("cpu", "cpu", "avx2", ("x86-64 with AVX2 and FMA",), ("256-bit FMA",), _ALL, _AVX2),
     "avx512": Target("cpu", "cpu", "avx512", ("x86-64 with AVX-512",), ("512-bit FMA",), _ALL, _AVX512),
+    "avx512bf16": Target(
+        "cpu", "cpu", "avx512bf16", ("x86-64 with AVX-512 and bf16, Zen 4 and later",), ("512-bit FMA", "VDPBF16PS"), _ALL, _BF16
+    ),
     "amx": Target("cpu", "cpu", "amx", ("Xeon with AMX, Sapphire Rapids and later",), ("512-bit FMA", "TDPBF16PS"), _ALL, _AMX),
 }
 

@@ -31,7 +31,7 @@ def ordered_choices(code: Program, target: Target, caches: Mapping[str, int]) ->
     if target.family != "cpu" or len(choices) < 2:
         return choices
     l1, l2 = caches.get("l1d") or 32 << 10, caches.get("l2") or 1 << 20
-    sized = [(c, _footprint(fill(code, c))) for c in choices]
+    sized = [(c, _footprint(fill(code, c), target)) for c in choices]
     fitting = [(c, f) for c, f in sized if f.everything <= l2] or [min(sized, key=lambda x: x[1].everything)]
     return [c for c, _ in sorted(fitting, key=lambda x: _cost(x[1], l1, l2))]
 
@@ -42,11 +42,11 @@ def _cost(f: Footprint, l1: int, l2: int) -> float:
     return abs(scores - 0.75) + max(0.0, f.everything / l2 - 0.5) * 4
 
 
-def _footprint(code: Program) -> Footprint:
+def _footprint(code: Program, target: Target) -> Footprint:
     from generator.translate.cpu.kernel import plan
     from generator.translate.passes import analyze
 
-    unit = plan(analyze(expand(code)))
+    unit = plan(analyze(expand(code)), target.isa)
     tiles = {unit.placement.buffer.get(n, n): unit.tile(n) for n in unit.ops.tiles if unit.tile(n).is_element}
     sizes = {n: t.shape[0] * t.shape[1] * 4 for n, t in tiles.items()}
     scores = max((size for n, size in sizes.items() if n in unit.placement.layout and unit.is_lanes(n)), default=0)

@@ -6,6 +6,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +36,7 @@ def program_of(text: str, **constants: int) -> Program:
 
 
 def available(target: str) -> bool:
-    return find_target(target) in cpu_targets(cpu_flags())
+    return find_target(target.replace("amx-emulated", "avx512bf16")) in cpu_targets(cpu_flags())
 
 
 def translated(program: Program, target: str = "cpu-avx2") -> Translated:
@@ -44,9 +45,16 @@ def translated(program: Program, target: str = "cpu-avx2") -> Translated:
     return out
 
 
+def emulated(program: Program) -> Translated:
+    """AMX code whose tile instructions are carried out in software, for processors with AVX-512 and bf16 but without AMX."""
+    out = translated(program, "cpu-amx")
+    launch = replace(out.launch, target_facts={**out.launch.target_facts, "isa": "avx512bf16"})
+    return replace(out, source="#define FARM_EMULATE_AMX\n" + out.source, launch=launch)
+
+
 @functools.lru_cache(maxsize=256)
 def kernel(program: Program, target: str = "cpu-avx2", threads: int = 2) -> CpuKernel:
-    out = translated(program, target)
+    out = emulated(program) if target == "cpu-amx-emulated" else translated(program, target)
     binary = compile_translated(out, CACHE)
     assert isinstance(binary, Binary), binary.log
     return load_cpu(Path(binary.path).read_bytes(), out.launch, num_threads=threads)

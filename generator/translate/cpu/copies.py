@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from generator.tl.ir import Allocate, Copy, Num
+from dataclasses import dataclass
+
+from generator.tl.ir import Allocate, Copy, Op
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Refused
-from generator.translate.cpu.unit import ELEMENT_TYPES, Unit, padded
+from generator.translate.cpu.sharing import Form, Pack
+from generator.translate.cpu.unit import ELEMENT_TYPES, Unit, chunks, padded
+from generator.translate.passes.affine import sum_of
 
 
 def declare_matrix(unit: Unit, a: Allocate) -> list[str]:
@@ -32,9 +36,10 @@ def enter_matrix(unit: Unit, a: Allocate) -> list[str]:
     return [f"m_{a.name} = p_{a.name}{offset};", *extents]
 
 
-def origin(unit: Unit, s: Copy, matrix: str) -> tuple[str, str]:
+def origin(unit: Unit, s: Copy) -> tuple[str, str]:
     """The first row and column of the tile in the matrix, in elements."""
-    texts = [f"{unit.names.text(c)} * {unit.names.text(e)}" for c, e in zip(s.coordinate, s.shape, strict=False)]
+    parts = [sum_of(Op("*", (c, e))) if unit.types.is_integer(c) else c for c, e in zip(s.coordinate, s.shape, strict=False)]
+    texts = [unit.names.text(e) for e in parts]
     texts += ["0"] * (2 - len(texts))
     return texts[0], texts[1]
 
@@ -47,26 +52,98 @@ def load(unit: Unit, s: Copy, first: str, last: str) -> list[str]:
     if len(tile.shape) < 2:
         return _load_line(unit, s, a)
     if a.dtype == "i32":
-        raise Refused(
-            f"{s.into}: a tile of whole numbers with two axes; read its elements as {s.source}[row, column] instead", s.span.line
-        )
-    (rows, cols), (row, col) = tile.shape, origin(unit, s, s.source)
-    n, k = s.into, len(a.offset)
-    source = f"m_{s.source} + ({row}) * s_{s.source}[{k}] + {col}"
-    valid = f"x_{s.source}[0] - {row}, {{}}x_{s.source}[1] - {col}"
-    out = []
+        message = f"{s.into}: a tile of whole numbers with two axes; read its elements as {s.source}[row, column] instead"
+        raise Refused(message, s.span.line)
     if not tile.loaded:
-        raise Refused(
-            f"{n}: a tile that is copied from global memory and assigned as well; compute into another tile", s.span.line
-        )
-    if n in unit.placement.plain:
-        width = padded(cols) if n in unit.placement.padded else str(cols)
-        out.append(
-            f"w_{n} = view_rows({source}, s_{s.source}[{k}], {first}, {last}, {valid.format(f'{cols}, ')}, {width}, k_{n});"
-        )
+        message = f"{s.into}: a tile that is copied from global memory and assigned as well; compute into another tile"
+        raise Refused(message, s.span.line)
+    out = [line for form in ("rows", "rows16", "turned16") for line in _operand(unit, s, form, first, last)]
+    n, (rows, cols), source = s.into, tile.shape, _Source.of(unit, s, origin(unit, s))
     if n in unit.placement.turned:
-        limits = f"imax(0, imin({rows}, x_{s.source}[0] - {row})), imax(0, imin({cols}, x_{s.source}[1] - {col}))"
-        out.append(f"transpose({source}, s_{s.source}[{k}], {limits}, q_{n}, {padded(rows)}, {padded(rows)}, {cols});")
+        valid = f"imax(0, imin({rows}, {source.rows})), imax(0, imin({cols}, {source.cols}))"
+        out.append(f"transpose({source.at}, {source.ld}, {valid}, q_{n}, {padded(rows)}, {padded(rows)}, {cols});")
+    if n in unit.placement.pairs:
+        out.append(
+            f"pack_pairs({source.at}, {source.ld}, {source.rows}, imin({cols}, {source.cols}), hp_{n}, {rows}, {chunks(cols)});"
+        )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A tile's place in its matrix, as C++ text: address, stride of rows, rows and columns from there to the end."""
+
+    at: str
+    ld: str
+    rows: str
+    cols: str
+
+    @staticmethod
+    def of(unit: Unit, s: Copy, start: tuple[str, str]) -> _Source:
+        (row, col), n = start, s.source
+        ld = f"s_{n}[{len(unit.matrix(n).offset)}]"
+        at = f"m_{n} + ({row}) * {ld}" + ("" if col == "0" else f" + {col}")
+        return _Source(at, ld, f"x_{n}[0] - {row}", f"x_{n}[1]" + ("" if col == "0" else f" - {col}"))
+
+
+def pack_call(unit: Unit, s: Copy, form: Form, source: _Source, out: str, first: str, last: str) -> str:
+    """The call that packs rows [first, last) of a tile, whatever its strides."""
+    rows, cols = unit.tile(s.into).shape
+    match form:
+        case "rows":
+            valid = f"{source.rows}, {cols}, {source.cols}, {_width(unit, s.into)}"
+            return f"pack_rows({source.at}, {source.ld}, {first}, {last}, {valid}, (float*)({out}));"
+        case "rows16":
+            valid = f"{source.rows}, {cols}, {source.cols}"
+            return f"pack_rows16({source.at}, {source.ld}, {first}, {last}, {valid}, (bf16*)({out}));"
+        case "turned16":
+            valid = f"{source.rows}, imin({cols}, {source.cols})"
+            return f"pack_turned({source.at}, {source.ld}, {valid}, (bf16*)({out}), {chunks(rows)}, {chunks(cols)});"
+
+
+def _width(unit: Unit, name: str) -> str:
+    cols = unit.tile(name).shape[1]
+    return padded(cols) if name in unit.placement.padded else str(cols)
+
+
+def _operand(unit: Unit, s: Copy, form: Form, first: str, last: str) -> list[str]:
+    """One form of a loaded tile: from what blocks share, where there is such; else seen in place or packed by this block."""
+    n, (rows, cols), place = s.into, unit.tile(s.into).shape, unit.placement
+    if n not in {"rows": place.plain, "rows16": place.rows16, "turned16": place.turned16}[form]:
+        return []
+    source = _Source.of(unit, s, origin(unit, s))
+    where = f"{source.at}, {source.ld}, {first}, {last}, {source.rows}, {cols}, {source.cols}"
+    packs = [offset for p, offset in offsets(unit) if (p.copy, p.form) == (s, form)]
+    at = f"shared->tile(slot, {unit.names.text(s.coordinate[0])}){packs[0]}" if packs else ""
+    match form:
+        case "rows":
+            own = f"w_{n} = view_rows({where}, {_width(unit, n)}, k_{n});"
+            shared = f"w_{n} = {{(const float*)({at}), {_width(unit, n)}}};"
+        case "rows16":
+            own = f"h_{n} = view_rows16({where}, hk_{n});"
+            shared = f"h_{n} = {{(const bf16*)({at}), {chunks(cols)}}};"
+        case "turned16":
+            own = pack_call(unit, s, form, source, f"hs_{n}", "0", str(rows)) + f" ht_{n} = hs_{n};"
+            shared = f"ht_{n} = (const bf16*)({at});"
+    return [f"if (shared) {shared}", f"else {{ {own} }}"] if packs else [own]
+
+
+def offsets(unit: Unit) -> list[tuple[Pack, str]]:
+    """Every shared pack with its place in the record of a tile, as C++ text to be added."""
+    out, before = [], ""
+    for p in unit.packs:
+        out.append((p, before))
+        before += f" + ({p.size} + 63) / 64 * 64"
+    return out
+
+
+def pack_shared(unit: Unit) -> list[str]:
+    """The body of the function that packs one tile of every shared copy: `slot` and `tile` are set, the block is entered."""
+    out = []
+    for p, offset in offsets(unit):
+        rows = unit.tile(p.tile).rows
+        source = _Source.of(unit, p.copy, (f"tile * {rows}", "0"))
+        out.append(pack_call(unit, p.copy, p.form, source, f"shared->tile(slot, tile){offset}", "0", str(rows)))
     return out
 
 
@@ -76,22 +153,24 @@ def _load_line(unit: Unit, s: Copy, a: Allocate) -> list[str]:
     if not a.shape:
         return [f"{n} = at_{s.source}();"]
     rows = unit.tile(s.into).shape[0]
-    row, _ = origin(unit, s, s.source)
+    row, _ = origin(unit, s)
     return [f"for (int64_t r = 0; r < {padded(rows)}; ++r) {n}[r] = r < {rows} ? at_{s.source}({row} + r) : 0;"]
 
 
 def declare_load(unit: Unit, name: str) -> list[str]:
-    """Members of a loaded tile: where it is seen, scratch for packing it, its transpose."""
-    tile = unit.tile(name)
-    if not tile.is_element:
-        return []
-    rows, cols = tile.shape
-    out = []
-    if name in unit.placement.plain:
-        width = padded(cols) if name in unit.placement.padded else str(cols)
-        out += [f"View w_{name};", f"alignas(64) float k_{name}[{rows} * {width} + VL];"]
-    if name in unit.placement.turned:
+    """Members of a loaded tile: where it is seen, and scratch for each form that it may have to be packed into."""
+    rows, cols = unit.tile(name).shape
+    place, out = unit.placement, []
+    if name in place.plain:
+        out += [f"View w_{name};", f"alignas(64) float k_{name}[{rows} * {_width(unit, name)} + VL];"]
+    if name in place.turned:
         out.append(f"alignas(64) float q_{name}[{cols} * {padded(rows)}];")
+    if name in place.rows16:
+        out += [f"View16 h_{name};", f"alignas(64) bf16 hk_{name}[{rows} * {chunks(cols)}];"]
+    if name in place.turned16:
+        out += [f"const bf16* ht_{name};", f"alignas(64) bf16 hs_{name}[{chunks(rows)} * {chunks(cols)}];"]
+    if name in place.pairs:
+        out.append(f"alignas(64) bf16 hp_{name}[{rows} * {chunks(cols)}];")
     return out
 
 
@@ -109,7 +188,7 @@ def store(unit: Unit, s: Copy) -> list[str]:
             if a.dtype == "i32"
             else f"from_float(m_{s.into}, {tile_name(s.source)});"
         ]
-    row, col = origin(unit, s, s.into)
+    row, col = origin(unit, s)
     rows = f"imin({unit.rows(tile.shape[0])}, x_{s.into}[0] - {row})"
     k = len(a.offset)
     if len(tile.shape) == 1:
@@ -120,7 +199,3 @@ def store(unit: Unit, s: Copy) -> list[str]:
     fn, ld = ("store_lanes", padded(tile.shape[0])) if unit.is_lanes(s.source) else ("store_rows", padded(cols))
     place = f"m_{s.into} + ({row}) * s_{s.into}[{k}] + {col}, s_{s.into}[{k}]"
     return [f"{fn}({place}, {rows}, imin({cols}, x_{s.into}[1] - {col}), {unit.buffer(s.source)}, {ld});"]
-
-
-def is_whole(e: object) -> bool:
-    return isinstance(e, Num)

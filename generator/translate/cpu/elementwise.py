@@ -53,6 +53,7 @@ class NestWriter:
         self.unit, self.nest, self.after, self.limits = unit, nest, after, limits
         self.versioned = {n for s in nest.steps for n in {s.into, *names(s.value)} if n in unit.ops.tiles and unit.tile(n).shape}
         self.versions = Versions(self.versioned)
+        self.pairs: list[str] = []  # tiles of pairs that the pass at hand writes
         self.in_memory: set[str] = set()  # names of elements that were loaded, so that memory holds their values
 
     def finish(self, number: int) -> list[str]:
@@ -156,8 +157,32 @@ class NestWriter:
         text.row_arrays |= finished
         text.level = "row"
         first, last = self.unit.span(phase.span, phase.columns)
-        loop = [f"for (int64_t n = {first}; n < {last}; ++n) {{", *indent(text.column)]
-        return [*before, *loop, *indent(["UNROLL for (int j = 0; j < N; ++j) {", *indent(body), "}"]), "}"]
+        body = [*text.column, "UNROLL for (int j = 0; j < N; ++j) {", *indent(body), "}"]
+        if self.pairs:
+            return [*before, *self._in_pairs(body, phase, first, last)]
+        loop = [f"for (int64_t n = {first}; n < {last}; ++n) {{", *indent(body), "}"]
+        return [*before, *self._only_where_it_changes(phase, loop)]
+
+    def _in_pairs(self, body: list[str], phase: Phase, first: str, last: str) -> list[str]:
+        """Two columns at a time: a tile of pairs takes both in one store."""
+        kept = [f"vf pair_{tile_name(n)}[2][N];" for n in self.pairs]
+        columns = ["UNROLL for (int u = 0; u < 2; ++u) {", "  const int64_t n = even + u;", *indent(body), "}"]
+        stores = [
+            f"store_pairs({t} + (lane / 16 + j) * {phase.columns * 16} + even * 16, pair_{t}[0][j], pair_{t}[1][j]);"
+            for t in map(tile_name, self.pairs)
+        ]
+        stores = ["UNROLL for (int j = 0; j < N; ++j) {", *indent(stores), "}"]
+        self.pairs = []
+        return [f"for (int64_t even = {first}; even < {last}; even += 2) {{", *indent([*kept, *columns, *stores]), "}"]
+
+    def _only_where_it_changes(self, phase: Phase, loop: list[str]) -> list[str]:
+        """`x = x * r` alone in its pass: where r is 1 in every lane, x stays as it is. Exact, and r is 1 most of the time."""
+        match phase.steps:
+            case [Step(into, Op("*", (Var(x), Var(r))))] if x == into and (
+                array := self.text.row_arrays.get(self.versions.current(r))
+            ):
+                return [f"if (any_not_one<N>({array})) {{", *indent(loop), "}"]
+        return loop
 
     @staticmethod
     def _identity(s: Step) -> str:
@@ -197,6 +222,9 @@ class NestWriter:
         version = self.versions.next(s.into)
         name = f"e_{version.replace('#', '_').replace('@', '_at_')}"
         text.elements[version] = name
+        if s.into in self.unit.placement.pairs:  # rounded as it is stored
+            self.pairs.append(s.into)
+            return [f"pair_{tile_name(s.into)}[u][j] = {written};"]
         out = [f"const {'vi' if whole else 'vf'} {name} = {ROUND[dtype].format(written)};"]
         if self._is_kept(s, position):
             only_masks = self._only_masks(written, s.into, version)

@@ -9,7 +9,7 @@ from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, v
 from generator.translate.cpu.limits import seen_by_row
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Product
-from generator.translate.cpu.unit import Unit, padded
+from generator.translate.cpu.unit import Unit, chunks, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,8 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
 def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
     """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one."""
     g = op.gemm
+    if id(op) in unit.placement.bf16:
+        return _bf16(unit, op, loop)
     if is_dot(g, unit.ops, unit.placement):
         return _dot(unit, op, loop)
     layout = unit.placement.layout[g.into]
@@ -69,6 +71,26 @@ def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
     limited = seen_by_row(unit.limits[seen]) if seen is not None else None
     tail = f", EDGE ? &seen{seen} : nullptr" if limited else ""
     return [*before, f"product_{'lanes' if lanes_first else 'rows'}{template}({call}{tail});"]
+
+
+def _bf16(unit: Unit, op: Product, loop: int | None) -> list[str]:
+    """Rows of B (or its columns, turned) by pairs of A: result column by column, its rows in lanes."""
+    g = op.gemm
+    (rows, cols), inner = unit.tile(g.into).shape, unit.tile(g.a).shape[1]
+    t0, t1 = contraction(unit, g, loop)
+    if g.b_transposed:
+        n0, n1 = unit.columns(g.into, loop)
+        first, ld, step = f"h_{g.b}.p", f"h_{g.b}.ld", "32"
+    else:
+        n0, n1 = "0", str(chunks(cols))
+        first, ld, step = f"ht_{g.b}", "32", str(chunks(cols) * 32)
+    pairs = f"hp_{g.a}" if unit.tile(g.a).loaded else tile_name(g.a)
+    count = str(chunks(inner) // 32) if t0 == "0" and t1 == str(inner) else f"({t1} - {t0}) / 32"
+    a, b = (first, pairs) if t0 == "0" else (f"{first} + {t0} / 32 * {step}", f"{pairs} + {t0} / 32 * 512")
+    call = f"Span{{{n0}, {n1}}}, {a}, {ld}, {step}, {count}, {b}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
+    out = [f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>({call});"]
+    assert op.scale is None, "bf16 products load their sums unscaled"
+    return out
 
 
 def _dot(unit: Unit, op: Product, loop: int | None) -> list[str]:

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from importlib.resources import files
 
 from generator.targets import Target
 from generator.tl.ir import For, Gemm, Op, Program, Var, walk, walk_statements
 from generator.tl.printer import program_hash
-from generator.translate.cpu.copies import declare_load, declare_matrix, enter_matrix
-from generator.translate.cpu.layouts import is_dot, place
+from generator.translate.cpu.copies import declare_load, declare_matrix, enter_matrix, pack_shared
+from generator.translate.cpu.layouts import bf16_products, is_dot, place
 from generator.translate.cpu.limits import LimitTests, find_limits, grows_with
 from generator.translate.cpu.loops import BodyWriter
 from generator.translate.cpu.names import Names, tile_name
 from generator.translate.cpu.nests import Sections
-from generator.translate.cpu.ops import Loop, Ops, Product, Refused, every, lower
+from generator.translate.cpu.ops import Loop, Ops, Product, Refused, every, fold_scales, lower, with_liveness
+from generator.translate.cpu.sharing import find_packs
 from generator.translate.cpu.types import Types
-from generator.translate.cpu.unit import Unit, indent, padded
+from generator.translate.cpu.unit import Unit, chunks, indent, padded
 from generator.translate.passes import Analysis, analyze
 from generator.translate.records import Launch, Translated, Untranslatable, scalar_parameters, tensor_parameters
 
 RUNTIME = ("simd.h", "call.h", "limits.h", "tiles.h")
+#: Instruction sets that multiply bf16 values; their products need one more header.
+BF16_SETS = ("avx512bf16", "amx")
 #: Blocks of at most so many rows keep their columns in lanes: a share of a vector of rows would be wasted otherwise.
 SMALL_ROWS = 4
 
@@ -35,17 +39,19 @@ def translate_cpu(program: Program, target: Target) -> Translated | Untranslatab
 
 def _translate(program: Program, target: Target) -> Translated:
     analysis = analyze(program)
-    unit = plan(analysis)
+    unit = plan(analysis, target.isa)
     entry = "farm_" + re.sub(r"\W", "_", program.name or "kernel")
     body = BodyWriter(unit, Sections(unit.ops, unit.types, unit.placement, unit.spans)).body(unit.ops.body, None)
-    source = "\n".join([*_head(program), *_runtime(), *_arguments(unit), *_block(unit, body), *_entry(unit, entry), ""])
+    source = "\n".join([*_head(program), *_runtime(unit), *_arguments(unit), *_block(unit, body), *_entry(unit, entry), ""])
     return Translated(target.name, "c++", source, launch(program, entry, target), program_hash(program), schedule(unit))
 
 
-def plan(analysis: Analysis) -> Unit:
+def plan(analysis: Analysis, isa: str) -> Unit:
     """Everything that is decided before text is written."""
     program = analysis.program
     ops = lower(program, analysis.scope)
+    bf16 = {id(op) for op in bf16_products(ops)} if isa in BF16_SETS else set()
+    ops = with_liveness(fold_scales(ops.body, ops.tiles, bf16), ops.tiles)
     types = Types.of(program, ops.tiles)
     scalars = {n: f"a_{n}" for n in program.arguments} | {a.name: f"g_{a.name}" for a in program.axes}
     scalars |= {s.var: f"v_{s.var}" for s in walk_statements(program.code) if isinstance(s, For)}
@@ -56,7 +62,10 @@ def plan(analysis: Analysis) -> Unit:
     spans = frozenset((i, n) for i, tests in limits.items() for n in _hidden_columns(analysis, i, tests))
     rows = max((t.rows for t in ops.tiles.values() if not t.loaded and t.shape), default=1)
     live = analysis.live_rows if _rows_stay_apart(ops, rows) else None
-    return Unit(program, analysis, ops, types, Names(types, scalars), place(ops, SMALL_ROWS), limits, spans, live, rows)
+    placement = place(ops, SMALL_ROWS, bf16)
+    chunked = frozenset(op.index for op in every(ops.body) if isinstance(op, Loop) and any(id(x) in bf16 for x in every(op.body)))
+    unit = Unit(program, analysis, ops, types, Names(types, scalars), placement, limits, spans, live, rows, chunked)
+    return replace(unit, packs=find_packs(unit))
 
 
 def _hidden_columns(analysis: Analysis, loop: int, tests: LimitTests) -> frozenset[str]:
@@ -85,9 +94,10 @@ def _head(program: Program) -> list[str]:
     ]
 
 
-def _runtime() -> list[str]:
+def _runtime(unit: Unit) -> list[str]:
     folder = files("generator.translate.cpu") / "runtime"
-    return [line for name in RUNTIME for line in ("", f"// ---- {name}", (folder / name).read_text().rstrip())]
+    names = RUNTIME + (("bf16.h",) if unit.placement.bf16 else ())
+    return [line for name in names for line in ("", f"// ---- {name}", (folder / name).read_text().rstrip())]
 
 
 def _arguments(unit: Unit) -> list[str]:
@@ -110,7 +120,40 @@ def _arguments(unit: Unit) -> list[str]:
     fill += [f"n_{a.name} = imax(0, {unit.names.text(a.extent)});" for a in p.axes]
     out += indent(["MEMBER void begin(const FarmCall& call) {", *indent(fill), "}"])
     count = " * ".join(f"n_{a.name}" for a in p.axes) or "1"
-    return [*out, *indent([f"MEMBER int64_t num_blocks() const {{ return {count}; }}"]), "};"]
+    out += indent([f"MEMBER int64_t num_blocks() const {{ return {count}; }}"])
+    out += indent(
+        [
+            "// The block of a number: its place in the grid, its matrices.",
+            "MEMBER void enter(int64_t item) {",
+            *indent(_enter(unit)),
+            "}",
+        ]
+    )
+    return [*out, *indent(_sharing(unit)), "};"]
+
+
+def _sharing(unit: Unit) -> list[str]:
+    """How blocks share packed copies: which places on the outer axes see the same matrices, and how many tiles these have."""
+    if not unit.packs:
+        return []
+    first = unit.program.axes[0].name
+    matrices = {p.copy.source: unit.tile(p.tile).rows for p in unit.packs}
+    last = " ".join(f"const void* p{i} = nullptr; int64_t x{i} = -1;" for i in range(len(matrices)))
+    same = " && ".join(f"p{i} == m_{n} && x{i} == x_{n}[0]" for i, n in enumerate(matrices))
+    keep = " ".join(f"p{i} = m_{n}, x{i} = x_{n}[0];" for i, n in enumerate(matrices))
+    tiles = "0"
+    for n, rows in matrices.items():
+        tiles = f"imax({tiles}, ceildiv(x_{n}[0], {rows}))"
+    size = " + ".join(f"({p.size} + 63) / 64 * 64" for p in unit.packs)
+    return [
+        "// Packed copies that blocks share; false: no memory.",
+        "bool share(Packs& packs) {",
+        f"  {last}",
+        f"  auto same = [&](int64_t place) {{ enter(place * n_{first}); const bool is = {same}; {keep} return is; }};",
+        f"  auto tiles = [&](int64_t) {{ return {tiles}; }};",
+        f"  return packs.prepare(num_blocks() / n_{first}, num_blocks(), {size}, same, tiles);",
+        "}",
+    ]
 
 
 def _block(unit: Unit, body: list[str]) -> list[str]:
@@ -125,10 +168,23 @@ def _block(unit: Unit, body: list[str]) -> list[str]:
             members.append(_small_tile(name, tile.shape, tile.dtype))
     for name in dict.fromkeys(unit.placement.buffer.values()):
         rows, cols = unit.tile(name).shape
+        if name in unit.placement.pairs:
+            members.append(f"alignas(64) bf16 {tile_name(name)}[{rows} * {cols}];  // {name}, in pairs")
+            continue
+        if any(id(op) in unit.placement.bf16 and op.gemm.into == name for op in every(unit.ops.body) if isinstance(op, Product)):
+            cols = chunks(cols)
         kind = "int32_t" if unit.tile(name).dtype == "i32" else "float"
         shared = [n for n, b in unit.placement.buffer.items() if b == name]
         members.append(f"alignas(64) {kind} {tile_name(name)}[{padded(rows)} * {padded(cols)} + VL];  // {', '.join(shared)}")
-    run = ["void run(int64_t item) {", *indent([*_enter(unit), *body]), "}"]
+    live = (
+        [f"live_rows = {unit.names.text(unit.live_rows)};", "if (live_rows <= 0) return;"] if unit.live_rows is not None else []
+    )
+    slot = [f"if (shared) slot = shared->slot_of[item / n_{unit.program.axes[0].name}];"] if unit.packs else []
+    run = ["void run(int64_t item) {", *indent(["enter(item);", *slot, *live, *body]), "}"]
+    scope = "TileScope" if unit.placement.bf16 else "NoScope"
+    members += [f"typedef {scope} Scope;", "const Packs* shared;  // null: every block packs for itself", "int64_t slot;"]
+    pack = ["void pack(int64_t item) {", *indent(_pack(unit)), "}"]
+    run = [*pack, *run]
     return ["", "struct Block : Arguments {", *indent([*members, *unit.functions, *run]), "};", "}  // namespace"]
 
 
@@ -137,8 +193,19 @@ def _small_tile(name: str, shape: tuple[int, ...], dtype: str) -> str:
     return f"{kind} {tile_name(name)};" if not shape else f"alignas(64) {kind} {tile_name(name)}[{padded(shape[0])}];"
 
 
+def _pack(unit: Unit) -> list[str]:
+    """One tile of every packed copy that blocks share."""
+    if not unit.packs:
+        return []
+    return [
+        "slot = item / shared->tiles;",
+        "const int64_t tile = item % shared->tiles;",
+        f"enter(shared->place_of[slot] * n_{unit.program.axes[0].name});",
+        *pack_shared(unit),
+    ]
+
+
 def _enter(unit: Unit) -> list[str]:
-    """From the number of a block to its place in the grid, its matrices and its live rows."""
     out = []
     for i, a in enumerate(unit.program.axes):
         last = i == len(unit.program.axes) - 1
@@ -149,8 +216,6 @@ def _enter(unit: Unit) -> list[str]:
     for a in unit.program.allocations.values():
         if a.level == "global":
             out += enter_matrix(unit, a)
-    if unit.live_rows is not None:
-        out += [f"live_rows = {unit.names.text(unit.live_rows)};", "if (live_rows <= 0) return;"]
     return out
 
 
@@ -163,12 +228,15 @@ def _longest_first(unit: Unit, axis: int) -> bool:
 
 
 def _entry(unit: Unit, entry: str) -> list[str]:
+    permission = ["if (!tiles_allowed()) return 2;  // the system refuses the tile registers"] if unit.placement.bf16 else []
+    run = ["Packs packs;"]
+    if unit.packs:
+        run.append("if (a.num_blocks() > 0 && !a.share(packs)) return 1;")
+    run.append("return Crew<Block>{*call, packs.slots * packs.tiles, a.num_blocks(), packs.memory ? &packs : nullptr}.run();")
     return [
         "",
         f'extern "C" int32_t {entry}(const FarmCall* call) {{',
-        "  Arguments a;",
-        "  a.begin(*call);",
-        "  return Crew<Block>{*call, a.num_blocks()}.run();",
+        *indent([*permission, "Arguments a;", "a.begin(*call);", *run]),
         "}",
     ]
 
@@ -193,6 +261,7 @@ def schedule(unit: Unit) -> dict[str, object]:
         "products": [_product_form(unit, op) for op in products],
         "nests": unit.decisions,
         "unseen columns left out": [f"{n} in loop {i}" for i, n in sorted(unit.spans)],
+        "packed once for all blocks of a head": [f"{p.tile}: {p.form}" for p in unit.packs],
         "rows past the end": "left out" if unit.live_rows is not None else "computed: a row may reach another, or all are kept",
         "grid": [
             f"{a.name}: {'longest first' if _longest_first(unit, i) else 'in order'}" for i, a in enumerate(unit.program.axes)
@@ -203,6 +272,11 @@ def schedule(unit: Unit) -> dict[str, object]:
 def _copy_forms(unit: Unit, name: str) -> list[str]:
     p = unit.placement
     forms = ["transposed once"] if name in p.turned else []
+    forms += [
+        word
+        for names, word in ((p.rows16, "16-bit rows"), (p.turned16, "16-bit, columns made rows"), (p.pairs, "16-bit pairs"))
+        if name in names
+    ]
     if name in p.plain:
         forms.append("rows of whole vectors, packed where they are not" if name in p.padded else "read in place")
     return forms
@@ -213,6 +287,8 @@ def _product_form(unit: Unit, op: Product) -> str:
     kind = "columns broadcast, rows in lanes" if unit.is_lanes(g.into) else "rows broadcast, columns in lanes"
     if is_dot(g, unit.ops, unit.placement):
         kind = "dot products, the contraction in lanes"
+    if id(op) in unit.placement.bf16:
+        kind = "bf16 chunks, rows in lanes"
     scaled = f", scaled by {op.scale} on loading" if op.scale else ""
     a, b = g.a + "^T" * g.a_transposed, g.b + "^T" * g.b_transposed
     return f"{g.into} {'+=' if g.accumulate else '='} {a} {b}: {kind}{scaled}"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from generator.tl.ir import Gemm, Var, names
-from generator.translate.cpu.ops import Loop, Ops, Product, Step, Tile, Work, every, reads, writes
+from generator.tl.ir import Gemm, names
+from generator.translate.cpu.ops import Branch, Loop, Ops, Product, Step, Tile, Work, every, reads, writes
 
 
 class Layout(Enum):
@@ -25,6 +25,9 @@ class Placement:
 
     plain: loaded tiles that are read row by row. padded: those whose rows must fill whole vectors. turned: those that are needed
     with rows in lanes, and are transposed as they are copied.
+
+    bf16: products (by id) that multiply 16-bit values. Their operands: rows16, loaded tiles read row by row; turned16, loaded
+    tiles whose columns are made rows; pairs, loaded and computed tiles with two columns in a word and rows in lanes.
     """
 
     layout: dict[str, Layout] = field(default_factory=dict)
@@ -33,17 +36,24 @@ class Placement:
     plain: set[str] = field(default_factory=set)
     padded: set[str] = field(default_factory=set)
     turned: set[str] = field(default_factory=set)
+    bf16: set[int] = field(default_factory=set)
+    rows16: set[str] = field(default_factory=set)
+    turned16: set[str] = field(default_factory=set)
+    pairs: set[str] = field(default_factory=set)
 
     def is_lanes(self, name: str) -> bool:
         return self.layout.get(name) is Layout.LANES
 
 
-def place(ops: Ops, small_rows: int) -> Placement:
-    """`small_rows`: blocks of at most so many rows keep columns in lanes, since their rows would not fill a vector."""
-    out = Placement()
+def place(ops: Ops, small_rows: int, bf16: set[int]) -> Placement:
+    """small_rows: blocks of at most so many rows keep columns in lanes, since their rows would not fill a vector.
+
+    bf16: the products (by id) that are made of 16-bit values.
+    """
+    out = Placement(bf16=bf16)
     groups = _groups(ops)
     for group in groups:
-        layout, reason = _choose(group, ops, small_rows)
+        layout, reason = _choose(group, ops, small_rows, out)
         for name in group:
             out.layout[name], out.reason[name] = layout, reason
     _needs(ops, out)
@@ -79,9 +89,12 @@ def _groups(ops: Ops) -> list[list[str]]:
     return list(out.values())
 
 
-def _choose(group: list[str], ops: Ops, small_rows: int) -> tuple[Layout, str]:
+def _choose(group: list[str], ops: Ops, small_rows: int, out: Placement) -> tuple[Layout, str]:
     rows = max(ops.tiles[n].rows for n in group)
-    made = [op.gemm for op in every(ops.body) if isinstance(op, Product) and op.gemm.into in group]
+    products = [op for op in every(ops.body) if isinstance(op, Product)]
+    made = [op.gemm for op in products if op.gemm.into in group]
+    if any(id(op) in out.bf16 and {op.gemm.into, op.gemm.a} & set(group) for op in products):
+        return Layout.LANES, "made or read by a bf16 product, whose pairs have their rows in lanes"
     reduced = any(
         isinstance(op, Step) and op.kind.startswith("row") and op.kind != "row" and op.reads & set(group)
         for op in every(ops.body)
@@ -95,6 +108,34 @@ def _choose(group: list[str], ops: Ops, small_rows: int) -> tuple[Layout, str]:
     if reduced:
         return Layout.LANES, "reduced along its rows"
     return Layout.ROWS, "no product makes it and nothing reduces it"
+
+
+# ------------------------------------------------------------------------------------------------------- bf16 products
+
+
+def bf16_products(ops: Ops) -> list[Product]:
+    """Products of two bf16 tiles that can be made of chunks: 32 rows, 32 columns, 32 of the contraction."""
+    found = [op for op in every(ops.body) if isinstance(op, Product) and _in_chunks(op.gemm, ops)]
+    while True:
+        kept = [op for op in found if ops.tiles[op.gemm.a].loaded or _only_multiplied(op.gemm.a, ops, found)]
+        if len(kept) == len(found):
+            return found
+        found = kept
+
+
+def _in_chunks(g: Gemm, ops: Ops) -> bool:
+    a, b, into = ops.tiles[g.a], ops.tiles[g.b], ops.tiles[g.into]
+    if (a.dtype, b.dtype, into.dtype) != ("bf16", "bf16", "f32") or g.a_transposed or not b.loaded or into.rows % 32:
+        return False
+    return b.rows % 32 == 0 and (a.loaded or a.shape[1] % 32 == 0)
+
+
+def _only_multiplied(name: str, ops: Ops, products: list[Product]) -> bool:
+    """A computed tile that one statement makes and only these products read, as their first operand: it can live as pairs."""
+    made = [op for op in every(ops.body) if not isinstance(op, Loop | Branch) and name in writes(op)]
+    read = [op for op in every(ops.body) if not isinstance(op, Loop | Branch) and name in reads(op)]
+    first_only = all(op in products and op.gemm.a == name and op.gemm.b != name for op in read if isinstance(op, Product))
+    return len(made) == 1 and isinstance(made[0], Step) and all(isinstance(op, Product) for op in read) and first_only
 
 
 # ---------------------------------------------------------------------------------------------------- needs of operands
@@ -127,6 +168,9 @@ def broadcast_operand(g: Gemm, layout: Layout) -> str:
 def _needs(ops: Ops, out: Placement) -> None:
     for op in every(ops.body):
         match op:
+            case Product(g) if id(op) in out.bf16:
+                (out.rows16 if g.b_transposed else out.turned16).add(g.b)
+                out.pairs.add(g.a)
             case Product(g) if is_dot(g, ops, out):
                 loaded = {n for n in (g.a, g.b) if ops.tiles[n].loaded}
                 out.plain |= loaded
@@ -142,7 +186,8 @@ def _needs(ops: Ops, out: Placement) -> None:
                     out.plain.add(broadcast_operand(g, layout))
             case Step():
                 _needs_of_step(op, ops, out)
-    out.plain |= {n for n, t in ops.tiles.items() if t.loaded and t.is_element and n not in out.turned | out.plain}
+    known = out.turned | out.plain | out.rows16 | out.turned16 | out.pairs
+    out.plain |= {n for n, t in ops.tiles.items() if t.loaded and t.is_element and n not in known}
 
 
 def _needs_of_step(op: Step, ops: Ops, out: Placement) -> None:
@@ -177,7 +222,7 @@ def _share(ops: Ops, out: Placement) -> None:
         if not isinstance(op, Step) or op.kind != "element":
             continue
         for x in sorted(names(op.value)):
-            if x not in out.layout or not _alike(ops.tiles[x], ops.tiles[op.into]):
+            if x not in out.layout or {x, op.into} & out.pairs or not _alike(ops.tiles[x], ops.tiles[op.into]):
                 continue
             a, b = out.buffer[x], out.buffer[op.into]
             if a != b and not any((p, q) in clashes for p in members[a] for q in members[b]):
@@ -209,7 +254,3 @@ def _clashes(ops: Ops, tiles: set[str]) -> set[tuple[str, str]]:
 
     visit(ops.body)
     return out
-
-
-def uses_only(op: Step, name: str) -> bool:
-    return op.value == Var(name)

@@ -2,7 +2,7 @@
 
 A test that is affine in the column and the loop variable j, `column + kappa * j >= bound` or `<`, is a limit: its bound is
 computed once a row and block, whatever captured tensors stand in it; the least and the largest bound of the rows tell which
-columns of a tile anybody sees, and whether all do. Trees of limits (`and`, `or`) work alike. Other tests are evaluated as written.
+columns of a tile anybody sees, and whether all do. Trees of limits (`and`, `or`) work alike. Other tests stay as written.
 """
 
 from __future__ import annotations

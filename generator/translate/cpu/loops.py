@@ -137,7 +137,10 @@ class BodyWriter:
             out += ["if (seen.first >= seen.last) continue;  // no row sees anything here"]
         if any(i == loop for loop, _ in self.unit.spans):
             self.unit.members.append(f"int64_t first{i}, last{i};  // columns of the tile that some row sees")
-            out.append(f"first{i} = seen.first, last{i} = seen.last;")
+            ends = ("seen.first", "seen.last")
+            if i in self.unit.chunked:
+                ends = ("seen.first / 32 * 32", f"imin({columns}, (seen.last + 31) / 32 * 32)")
+            out.append(f"first{i} = {ends[0]}, last{i} = {ends[1]};")
             first, last = f"first{i}", f"last{i}"
             if (by_row := seen_by_row(tests)) is not None:
                 self.unit.members.append(f"Seen seen{i};")

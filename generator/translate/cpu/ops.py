@@ -131,10 +131,9 @@ class Ops:
 
 
 def lower(program: Program, scope: Scope) -> Ops:
-    """Raises Refused for statements that core code does not have."""
+    """The statements as ops, without liveness. Raises Refused for statements that core code does not have."""
     lowering = _Lowering(program, scope)
-    body = fold_scales(lowering.body(program.body), lowering.tiles)
-    return with_liveness(body, lowering.tiles)
+    return Ops(lowering.body(program.body), lowering.tiles)
 
 
 class _Lowering:
@@ -218,16 +217,21 @@ class _Lowering:
 # --------------------------------------------------------------------------------------------------------------- folding
 
 
-def fold_scales(body: tuple[Work, ...], tiles: dict[str, Tile]) -> tuple[Work, ...]:
-    """`acc = acc * r` before a product that adds to acc, nothing between touching either: the product scales as it loads."""
+def fold_scales(body: tuple[Work, ...], tiles: dict[str, Tile], unscaled: set[int]) -> tuple[Work, ...]:
+    """`acc = acc * r` before a product that adds to acc, nothing between touching either: the product scales as it loads.
+
+    unscaled: products (by id) that cannot.
+    """
     out: list[Work] = []
     for op in body:
         match op:
             case Loop():
-                op = Loop(op.stmt, op.index, fold_scales(op.body, tiles))
+                op = Loop(op.stmt, op.index, fold_scales(op.body, tiles, unscaled))
             case Branch():
-                op = Branch(op.stmt, fold_scales(op.then, tiles), fold_scales(op.otherwise, tiles))
-            case Product(gemm) if gemm.accumulate and (at := _scaling(out, gemm.into, tiles)) is not None:
+                op = Branch(op.stmt, fold_scales(op.then, tiles, unscaled), fold_scales(op.otherwise, tiles, unscaled))
+            case Product(gemm) if (
+                gemm.accumulate and id(op) not in unscaled and (at := _scaling(out, gemm.into, tiles)) is not None
+            ):
                 scaling = out.pop(at)
                 assert isinstance(scaling, Step)
                 op = Product(gemm, _row_factor(scaling, tiles))

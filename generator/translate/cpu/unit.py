@@ -9,6 +9,7 @@ from generator.translate.cpu.layouts import Layout, Placement
 from generator.translate.cpu.limits import LimitTests
 from generator.translate.cpu.names import Names, tile_name
 from generator.translate.cpu.ops import Ops, Tile
+from generator.translate.cpu.sharing import Pack
 from generator.translate.cpu.types import Types
 from generator.translate.passes import Analysis
 
@@ -29,6 +30,8 @@ class Unit:
     spans: frozenset[tuple[int, str]]
     live_rows: Expr | None
     block_rows: int
+    chunked: frozenset[int]  # loops whose visible columns are taken in chunks of 32, as bf16 products want them
+    packs: tuple[Pack, ...] = ()
     functions: list[str] = field(default_factory=list)  # member functions of the block, finished texts
     members: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
@@ -60,6 +63,11 @@ class Unit:
     @staticmethod
     def span(loop: int | None, columns: int) -> tuple[str, str]:
         return ("0", str(columns)) if loop is None else (f"first{loop}", f"last{loop}")
+
+
+def chunks(n: int) -> int:
+    """n rounded up to chunks of 32, the contraction of one bf16 instruction."""
+    return -(-n // 32) * 32
 
 
 def padded(n: int) -> str:

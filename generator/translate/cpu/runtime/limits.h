@@ -6,6 +6,12 @@ INLINE vi viabs(vi a) { return vimax(a, -a); }
 INLINE float modulo(float a, float b) { return a - __builtin_floorf(a / b) * b; }
 INLINE vf vmod(vf a, vf b) { return a - vfloor(a / b) * b; }
 
+template <int N> INLINE bool any_not_one(const vf* r) {
+  vm some = vne(r[0], vset(1));
+  UNROLL for (int j = 1; j < N; ++j) some = vor(some, vne(r[j], vset(1)));
+  return vany(some);
+}
+
 struct Span {
   int64_t first, last;
 };

@@ -204,12 +204,9 @@ static void transpose(const T* in, int64_t ld, int64_t rows, int64_t cols, float
     for (int64_t r = 0; r < padded_rows; ++r) out[c * ld_out + r] = 0;
 }
 
-// Rows [first, last) of a tile of `cols` columns, as fp32 rows of at least `padded` readable columns. What lies beyond valid_rows or valid_cols is
-// zero. A tile stays where it is, unless it has to be padded or converted, or its rows lie a multiple of 2 KiB apart: these would share a few L1 sets.
+// Rows [first, last) of a tile of `cols` columns as fp32 rows of `padded` columns, in scratch. What lies beyond valid_rows or valid_cols is zero.
 template <class T>
-INLINE View view_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, float* scratch) {
-  if constexpr (sizeof(T) == 4)
-    if (last <= valid_rows && valid_cols >= cols && cols == padded && (ld * 4 % 2048 != 0 || last - first < 2)) return {(const float*)p, ld};
+static void pack_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, float* scratch) {
   const int64_t filled = imin(cols, valid_cols), whole = filled / VL * VL;
   for (int64_t r = first; r < last; ++r) {
     float* out = scratch + r * padded;
@@ -221,6 +218,13 @@ INLINE View view_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64
     }
     for (; c < padded; ++c) out[c] = 0;
   }
+}
+// The same rows where they lie, unless they have to be padded or converted, or lie a multiple of 2 KiB apart: these would share a few L1 sets.
+template <class T>
+INLINE View view_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, float* scratch) {
+  if constexpr (sizeof(T) == 4)
+    if (last <= valid_rows && valid_cols >= cols && cols == padded && (ld * 4 % 2048 != 0 || last - first < 2)) return {(const float*)p, ld};
+  pack_rows(p, ld, first, last, valid_rows, cols, valid_cols, padded, scratch);
   return {scratch, padded};
 }
 
