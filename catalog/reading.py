@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,29 +25,36 @@ from verifier.records import REASONS
 #: What is needed to tell which of two rows of one attempt counts, and whether a row is fenced.
 _IDENTITY = ("attempt_key", "attempt_no", "reason_code", "sequence", "run_id", "writer_id", "row_id")
 _FINAL = pa.array([reason for reason, kind in REASONS.items() if kind == "final"])
+_OVERLAID = {"revoked_at", "revoked_reason"}
 _CACHED_PARTS = 512
 _CACHED_FEW_ROWS = 100_000
 
 
 class PartCache:
-    """Opened parts and the rows of small ones, kept over the snapshots of one catalog: parts never change."""
+    """Opened parts and the rows of small ones, kept over the snapshots of a catalog: parts never change. Threads may share it."""
 
     def __init__(self, location: Location) -> None:
         self._location = location
+        self._lock = threading.Lock()
         self._parts: dict[str, Part] = {}
         self._few: set[str] = set()
         self._few_rows = SCHEMA.empty_table()
 
     def part(self, name: PartName, size: int) -> Part:
         text = str(name)
-        part = self._parts.pop(text, None) or Part(self._location, f"{ROWS}/{text}", name, size)
-        self._parts[text] = part  # the newest last
-        if len(self._parts) > _CACHED_PARTS:
-            del self._parts[next(iter(self._parts))]
+        with self._lock:
+            part = self._parts.pop(text, None) or Part(self._location, f"{ROWS}/{text}", name, size)
+            self._parts[text] = part  # the newest last
+            if len(self._parts) > _CACHED_PARTS:
+                del self._parts[next(iter(self._parts))]
         return part
 
     def few_rows(self, parts: Iterable[tuple[PartName, int]], damaged: Callable[[CatalogError], None]) -> pa.Table:
         """All columns of the rows of parts with few; `damaged` is told of those that cannot be read."""
+        with self._lock:
+            return self._few_rows_of(parts, damaged)
+
+    def _few_rows_of(self, parts: Iterable[tuple[PartName, int]], damaged: Callable[[CatalogError], None]) -> pa.Table:
         parts = list(parts)
         if not self._few <= {str(name) for name, _ in parts}:
             self._few, self._few_rows = set(), SCHEMA.empty_table()
@@ -70,9 +78,10 @@ class PartCache:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """Which rows count. loose: mask over the loose rows in reading order. fenced: how many the fences drop.
+    """Which rows count.
 
-    dead_keys: attempts whose row in the compacted parts is superseded by a loose one.
+    latest, allowed: masks over the loose rows in reading order: those that count, and those that no fence drops. fenced: how many
+    the fences drop. dead_keys: attempts whose row in the compacted parts is superseded by a loose one.
     """
 
     latest: pa.Array
@@ -94,7 +103,7 @@ class View:
 
     def rows(self, columns: Sequence[str], where: pc.Expression | None = None, *, history: bool = False) -> pa.Table:
         """Chosen columns of the rows that satisfy an expression. history: superseded attempts too."""
-        late = where is not None and "revoked_" in str(where)  # revocations are laid over what the parts say
+        late = bool(self.snapshot.revocations) and not _OVERLAID.isdisjoint(names_in(where))  # parts do not say what is revoked
         reading = None if late else where
         needed = list(dict.fromkeys([*columns, *(names_in(where) if late else ()), *self._overlay_columns()]))
         tables = [self._compacted(needed, reading, history), self._loose_rows(needed, reading, history)]

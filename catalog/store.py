@@ -6,6 +6,7 @@ import contextlib
 import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from catalog import journal, marks, query, snapshot, writing
 from catalog.artifacts import Artifacts
 from catalog.errors import CatalogError, DamagedFile, LocationError, NewerSchema, QueryError, StorageError
 from catalog.filters import Filters, to_expression
-from catalog.locations import Location
+from catalog.locations import TEMPORARY, Location
 from catalog.query import RESUME_COLUMNS, Resume
 from catalog.reading import PartCache, View
 from catalog.schema import COLUMNS, SCHEMA
@@ -24,6 +25,8 @@ from generator.spec import AttentionSpec
 
 #: Marks a folder as a catalog.
 MARKER = "catalog.json"
+#: Conversations with language models may lie in a folder before there is a catalog in it, to be replayed.
+TRANSCRIPTS = "transcripts"
 _FORMAT = {"format": "kernel-farm catalog", "version": 1}
 _T = TypeVar("_T")
 
@@ -67,9 +70,15 @@ def _create(location: Location, create: bool) -> None:
         raise LocationError(f"catalog: {location.uri} is a file; expected a folder")
     if not create:
         raise LocationError(f"catalog: there is no catalog at {location.uri}; `farm sweep --catalog {location.uri}` makes one")
-    if location.local is not None and location.local.is_dir() and any(location.local.iterdir()):
+    used = location.local is not None and location.local.is_dir() and any(map(_is_foreign, location.local.iterdir()))
+    if used and not location.exists(MARKER):  # which another process may have made a moment ago
         raise LocationError(f"catalog: {location.uri} has other files in it; expected an empty or new folder")
     location.put_new(MARKER, canonical_json(_FORMAT).encode())
+
+
+def _is_foreign(path: Path) -> bool:
+    """Whether a file speaks against making a catalog in its folder."""
+    return path.name != TRANSCRIPTS and not path.name.startswith(TEMPORARY)
 
 
 class Catalog:

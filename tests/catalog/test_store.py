@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -598,3 +599,27 @@ def test_artifacts_of_processes_that_are_killed_are_whole_or_absent(cat):
         worker.join()
     held = cat.artifacts.entries()
     assert all(sha(cat.artifacts.text(entry.name)) == entry.name for entry in held) and len(held) >= 20
+
+
+def test_threads_share_a_catalog_and_a_writer(cat):
+    with cat.writer("r1") as writer, ThreadPoolExecutor(8) as pool:
+        stored = pool.map(lambda i: (writer.append(attempt(i)), cat.count()), range(60))
+        counts = [count for _, count in stored]
+    assert cat.count() == 60 and min(counts) >= 1
+    sequences = cat.rows(["sequence"])["sequence"].to_pylist()
+    assert sorted(sequences) == list(range(1, 61))
+
+
+def _create_and_write(uri, number):
+    cat = catalog.open(uri, create=True)
+    with cat.writer(f"run{number}") as writer:
+        writer.append(attempt(number))
+
+
+def test_two_processes_create_a_catalog_at_once(tmp_path):
+    workers = [SPAWN.Process(target=_create_and_write, args=(str(tmp_path / "catalog"), i)) for i in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0, 0] and catalog.open(tmp_path / "catalog").count() == 3
