@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from generator.binding import bind
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
-from verifier.environment import environment
+from verifier.environment import environment, worker_threads
 from verifier.judge import default_device, read_binary
-from verifier.launch import default_num_threads
 from verifier.physics import Work, floor_s, work_of
 from verifier.records import Binary, Failed, Measurement, Timing, Witness
 from verifier.sandbox import CannotStart
@@ -58,8 +57,9 @@ def measure(
 ) -> Measurement | Failed:
     """Time the binary at the spec's own shape beside torch. Only for binaries that `judge` passed.
 
-    A wrong answer in a timed call, a time below physics, or a disturbed sample is a Failed. progress: told each phase. device: as
-    for `judge`. Raises NoDevice.
+    num_threads: of both sides of a CPU's kernel; by default one for each core given to this process, whatever torch is set to here.
+    device: as for `judge`. progress: told each phase. A wrong answer in a timed call, a time below physics, or a disturbed sample
+    is a Failed. Raises NoDevice.
     """
     where = device or default_device(binary.target)
     if where != "cpu":
@@ -68,7 +68,7 @@ def measure(
         return measure_cuda(binary, launch, spec, device=where, patience=patience, seed=seed, progress=progress)
     started = time.monotonic()
     bind(launch, spec)
-    job = _Job(read_binary(binary), launch, spec, num_threads or default_num_threads(), patience or Patience(), progress)
+    job = _Job(read_binary(binary), launch, spec, num_threads or worker_threads(), patience or Patience(), progress)
     try:
         result = _measure_once(job, seed)
         if isinstance(result, Measurement) and result.environment["above_matmul_rate"]:

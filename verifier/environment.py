@@ -93,6 +93,15 @@ def cores_given() -> int:
     return max(1, min(cores, math.ceil(quota))) if quota else cores
 
 
+def worker_threads() -> int:
+    """Threads that compute best on the CPUs given: one for each physical core among them, as torch counts."""
+    cores = set()
+    for cpu in os.sched_getaffinity(0):
+        topology = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology")
+        cores.add((_first_line(f"{topology}/physical_package_id") or "0", _first_line(f"{topology}/core_id") or str(cpu)))
+    return min(len(cores), cores_given())
+
+
 def _cgroup_quota() -> float:
     """CPUs by the control group's quota; 0 where there is none."""
     try:

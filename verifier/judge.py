@@ -16,8 +16,9 @@ from generator.spec import AttentionSpec
 from generator.translate.records import Launch
 from verifier.arena import Arena
 from verifier.checks import Finding, Outputs, case_error, check_outputs, everything_written
+from verifier.environment import cores_given
 from verifier.inputs import call_view, fill, slots_of
-from verifier.launch import LaunchError, check_call, default_num_threads
+from verifier.launch import LaunchError, check_call
 from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness
 from verifier.sandbox import CallTensor, CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
 from verifier.tolerance import RULE_ID
@@ -49,6 +50,11 @@ def default_device(target: str) -> str:
     return "cpu" if target == "cpu" else "cuda:0"
 
 
+def judging_threads() -> int:
+    """At least two, since races need company; not all of a large machine for small inputs."""
+    return max(2, min(8, cores_given()))
+
+
 def judge(
     binary: Binary,
     launch: Launch,
@@ -62,14 +68,14 @@ def judge(
 ) -> Verdict:
     """Run the binary on the spec's inputs and check everything. A wrong kernel is a value; what raises is not the kernel's fault.
 
-    device: "cuda:N" or a UUID for cubins; by default the first. Raises NoDevice for one that cannot be used.
-    seed: to repeat a verdict; by default secret and fresh. progress: told the name of each input before it runs. Raises SpecError
-    (WeakSuite) for a spec that cannot be judged, BindingError for parameters that it does not know, LaunchError for bytes
-    that are not those that were built.
+    num_threads: of a CPU's kernel. device: "cuda:N" or a UUID for cubins; by default the first. seed: to repeat a verdict; by
+    default secret and fresh. progress: told the name of each input before it runs.
+    Raises SpecError (WeakSuite) for a spec that cannot be judged, BindingError for parameters that it does not know, LaunchError
+    for bytes that are not those that were built, NoDevice for a device that cannot be used.
     """
     started = time.monotonic()
     where = device or default_device(binary.target)
-    judging = Judging(read_binary(binary), launch, num_threads or default_num_threads(), limits or SandboxLimits(), where)
+    judging = Judging(read_binary(binary), launch, num_threads or judging_threads(), limits or SandboxLimits(), where)
     bind(launch, spec)
     trials = trials_for(spec, seed)
     errors: list[CaseError] = []

@@ -63,3 +63,17 @@ def test_gpu_numbers_are_looked_up_in_the_visible_list(monkeypatch):
     assert gpu.gpu_handle(Nvml, "cuda:1") == "uuid GPU-abc"
     with pytest.raises(NoDevice, match="cuda:2"):
         gpu.gpu_handle(Nvml, "cuda:2")
+
+
+def test_one_thread_for_each_core_and_not_for_each_of_its_halves(monkeypatch):
+    import torch
+
+    assert environment.worker_threads() == environment.cores_given() or environment.worker_threads() == torch.get_num_threads()
+    monkeypatch.setattr(environment.os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(environment, "_cgroup_quota", lambda: 0.0)
+    monkeypatch.setattr(
+        environment, "_first_line", lambda path: str(int(path.split("/cpu")[-1].split("/")[0]) // 2) if "core_id" in path else "0"
+    )
+    assert environment.worker_threads() == 4
+    monkeypatch.setattr(environment, "_cgroup_quota", lambda: 2.0)
+    assert environment.worker_threads() == 2
