@@ -20,6 +20,7 @@ FOLDERS = {
     "generator/authors/prompts/": "what a language model is told",
     "benchmarks/results/": "what real runs measured, every run's file kept",
     "tests/": "mirror the packages",
+    "verifier/traps/": "a known good kernel, and kernels that must be refused",
 }
 #: Files that say nothing about themselves in a form that can be read here.
 SAID = {
