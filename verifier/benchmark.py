@@ -57,7 +57,7 @@ def measure(
 ) -> Measurement | Failed:
     """Time the binary at the spec's own shape beside torch. Only for binaries that `judge` passed.
 
-    num_threads: of both sides of a CPU's kernel; by default one for each core given to this process, whatever torch is set to here.
+    num_threads: of both sides of a CPU's kernel; by default one for each core given to this process, whatever torch is set to.
     device: as for `judge`. progress: told each phase. A wrong answer in a timed call, a time below physics, or a disturbed sample
     is a Failed. Raises NoDevice.
     """
