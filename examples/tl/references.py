@@ -49,3 +49,37 @@ def block_sparse_attention(tensors: Arrays, scalars: Scalars, tile: int = 64) ->
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0))
     total = weights.sum(axis=-1, keepdims=True)
     return {"O": (weights @ v) / np.where(total > 0, total, 1)}
+
+
+def _softmax(scores: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Output and LSE over the last axis of scores; a row of -inf alone gives 0 and -inf."""
+    top = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+    base = np.where(np.isfinite(top), top, 0)
+    weights = np.exp(scores - base)
+    total = weights.sum(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        lse = (base + np.log(total))[..., 0]
+    return (weights @ v) / np.where(total > 0, total, 1), lse
+
+
+def biased_attention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    scores, v = _scores(tensors, scalars)
+    return dict(zip(("O", "LSE"), _softmax(scores + np.asarray(tensors["Bias"], float), v), strict=True))
+
+
+def split_attention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    scores, v = _scores(tensors, scalars)
+    length = int(scalars["SplitLen"])
+    runs = [slice(s * length, (s + 1) * length) for s in range(int(scalars["Splits"]))]
+    parts = [_softmax(scores[..., keys], v[..., keys, :]) for keys in runs]
+    return {"PartO": np.stack([o for o, _ in parts], axis=2), "PartLSE": np.stack([lse for _, lse in parts], axis=2)}
+
+
+def merged_attention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    """A softmax over the splits with their LSE as scores: (Batch, Heads, Splits * SeqQ, DV) is (..., SeqQ, DV)."""
+    lse, part = np.asarray(tensors["PartLSE"], float), np.asarray(tensors["PartO"], float)
+    splits, rows = int(scalars["Splits"]), int(scalars["SeqQ"])
+    lse = lse.reshape(*lse.shape[:2], splits, rows).swapaxes(2, 3)
+    part = part.reshape(*part.shape[:2], splits, rows, part.shape[-1]).swapaxes(2, 3)
+    out, total = _softmax(lse[..., None, :], part)
+    return {"O": out[..., 0, :], "LSE": total[..., 0]}

@@ -73,6 +73,11 @@ def loaded(x: np.ndarray, dtype: str) -> np.ndarray:
     )
 
 
+def strides(a: np.ndarray) -> tuple[int, ...]:
+    """In elements; NumPy gives an array without elements strides of zero."""
+    return tuple(s // a.itemsize for s in (a if a.size else np.empty([max(1, n) for n in a.shape], a.dtype)).strides)
+
+
 def call(
     program: Program,
     tensors: Mapping[str, np.ndarray],
@@ -87,7 +92,7 @@ def call(
         arrays[p.name] = stored(tensors[p.name], p.dtype)
         if p.written:
             arrays[p.name][...] = {"f32": np.nan, "f16": np.nan, "bf16": 0x7FC0, "i32": -(2**31)}[p.dtype]
-    raw = [RawTensor(a.ctypes.data, tuple(s // a.itemsize for s in a.strides)) for a in arrays.values()]
+    raw = [RawTensor(a.ctypes.data, strides(a)) for a in arrays.values()]
     k.call(raw, [scalars[s.name] for s in k.launch.scalars])
     return {p.name: loaded(arrays[p.name], p.dtype) for p in k.launch.tensors if p.written}
 
