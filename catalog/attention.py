@@ -72,7 +72,7 @@ def scaled_dot_product_attention(
                 per_thread.decision = frame.decision
                 frame.outcome.tick()
                 return out
-    else:
+    elif isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor):  # torch says so otherwise
         server.miss(describe_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), _override())
     if scale is None and not enable_gqa:  # keywords cost a microsecond
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal)
@@ -173,12 +173,12 @@ def flash_attn_varlen_func(
     """FlashAttention's function on packed sequences: q (total_q, H, D), k and v (total_k, Hkv, D), cu_seqlens (B + 1) int32.
 
     With block_table (or page_table, the same) k and v are pages (blocks, page, Hkv, D). LSE is (H, total_q). The rest as
-    `flash_attn_func`.
+    `flash_attn_func`. Rows of q behind the last sequence give 0 and LSE -inf. Raises ValueError for bounds that do not fit.
     """
     arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
     need_lse = return_attn_probs or return_lse or return_softmax_lse
     table = _one_of(block_table, page_table, "block_table", "page_table")
-    packed = packed_arguments(q, cu_seqlens_q, cu_seqlens_k, arguments, table)
+    packed = packed_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, table)
     if packed is not None:
         given = None if out is None else out[None]
         answered = flash.answer(q[None], k[None], v[None], packed, need_lse, given, "flash_attn_varlen_func")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from catalog.calls import AttentionCall, causal_forms, size_blockers, sizes, tensor_blockers, window_forms
+from catalog.flash_checks import check_packed
 from catalog.flash_fallback import FlashArguments, documents_of, window_limits
 from catalog.kvcache import CacheArguments, as_dense, totals
 from catalog.reasons import Reason, reason
@@ -80,20 +81,29 @@ def describe_flash(
 
 
 def packed_arguments(
-    query: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, arguments: FlashArguments, table: Tensor | None
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    arguments: FlashArguments,
+    table: Tensor | None,
 ) -> FlashArguments | None:
     """Packed self-attention as one sequence of documents; None where the document rule cannot say it.
 
     Raises ValueError for bounds that do not fit the rows.
     """
+    check_packed(query, key, value, cu_seqlens_q, cu_seqlens_k, table)
     slopes = arguments.alibi_slopes
     if table is not None or (slopes is not None and slopes.dim() == 2) or query.device.type != "cpu":
         return None
     if cu_seqlens_q is not cu_seqlens_k and not torch.equal(cu_seqlens_q, cu_seqlens_k):
         return None
+    if not int(cu_seqlens_q[-1]) == query.shape[0] == key.shape[0]:
+        return None  # rows behind the last sequence
     if len(cu_seqlens_q) == 2:
         return arguments  # one sequence: no rule needed
-    return arguments._replace(documents=documents_of(cu_seqlens_q, query.shape[0]))
+    return arguments._replace(documents=documents_of(cu_seqlens_q))
 
 
 def describe_varlen(
@@ -108,7 +118,7 @@ def describe_varlen(
 ) -> AttentionCall:
     """FlashAttention's function on packed sequences: as documents, or with the reason why not."""
     name = "flash_attn_varlen_func"
-    packed = packed_arguments(query, cu_seqlens_q, cu_seqlens_k, arguments, table)
+    packed = packed_arguments(query, key, value, cu_seqlens_q, cu_seqlens_k, arguments, table)
     if packed is not None:
         return describe_flash(query[None], key[None], value[None], packed, need_lse, name=name)
     why = "packed queries and keys with bounds of their own, or pages, have no kernels; torch goes through them one by one"

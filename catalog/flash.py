@@ -12,6 +12,7 @@ from torch import Tensor
 from catalog import serving
 from catalog.calls import AttentionCall
 from catalog.describe import describe_flash
+from catalog.flash_checks import check_dense, check_window
 from catalog.flash_fallback import FlashArguments
 from catalog.frames import NOTHING, BoundKernel, RunFailed, flash_output
 from catalog.loader import LoadedKernel
@@ -40,7 +41,7 @@ def answer(
     if not simple or frame is None or frame.options != options or not frame.check(q, k, v) or not nothing_watches():
         frame = _frame(server, q, k, v, options, out, simple)
     if frame is None:
-        check(q, k, v, arguments)
+        check_dense(q, k, v, arguments)
         server.miss(describe_flash(q, k, v, arguments, need_lse, name=name), _override())
         return None
     if frame.run is not None:
@@ -65,8 +66,9 @@ def _frame(
     captured = tuple(arguments.captured.values())
     if server.off or arguments.dropout_p or not is_plain(q, k, v) or not all(is_plain(q, k, x) for x in captured):
         return None
-    window = None if arguments.window_size is None else tuple(arguments.window_size)
-    plain = arguments._replace(window_size=window, alibi_slopes=None, sinks=None, lengths=None, documents=None)
+    plain = arguments._replace(
+        window_size=check_window(arguments.window_size), alibi_slopes=None, sinks=None, lengths=None, documents=None
+    )
     identity = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
         name, plain, need_lse, override, options[-1],
@@ -75,7 +77,7 @@ def _frame(
     )  # fmt: skip
     frame = server.frames.get(identity)
     if frame is None:
-        check(q, k, v, arguments)
+        check_dense(q, k, v, arguments)
         call = describe_flash(q, k, v, arguments, need_lse, name=name)
         frame = server.frame(identity, call, override, partial(_bind, call, q, arguments, out))
     if simple:
@@ -97,21 +99,3 @@ def _bind(
         return out, None
 
     return run
-
-
-def check(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> None:
-    """Raises ValueError for shapes that FlashAttention does not take, naming the argument."""
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dim() != 4:
-            raise ValueError(f"{name}: expected (batch, seqlen, heads, head_dim), found {x.dim()} dimensions")
-    if not q.device == k.device == v.device:
-        raise ValueError(f"q, k, v: expected one device, found {q.device}, {k.device} and {v.device}")
-    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
-        raise ValueError(f"q, k, v: sizes do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
-        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[2]}, found {k.shape[2]}")
-    slopes = arguments.alibi_slopes
-    if slopes is not None and tuple(slopes.shape) not in ((q.shape[2],), (q.shape[0], q.shape[2])):
-        raise ValueError(f"alibi_slopes: expected ({q.shape[2]},) or ({q.shape[0]}, {q.shape[2]}), found {tuple(slopes.shape)}")
-    if arguments.sinks is not None and tuple(arguments.sinks.shape) != (q.shape[2],):
-        raise ValueError(f"learnable_sink: expected ({q.shape[2]},), found {tuple(arguments.sinks.shape)}")

@@ -92,7 +92,7 @@ def varlen(
 ) -> tuple[Tensor, Tensor]:
     """query (total_q, H, D), key and value (total_k, Hkv, D), or (blocks, page, Hkv, D) with block_table (B, most blocks).
 
-    Output (total_q, H, Dv), LSE (H, total_q). Sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1].
+    Output (total_q, H, Dv), LSE (H, total_q). Sequence b is rows cu_seqlens[b]:cu_seqlens[b + 1]; rows behind see nothing.
     """
     starts_q, starts_k = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     outs, lses = [], []
@@ -102,6 +102,9 @@ def varlen(
         out, lse = dense(queries, keys, values, for_sequence(arguments, b))
         outs.append(out[0])
         lses.append(lse[0])
+    if behind := query.shape[0] - starts_q[-1]:
+        outs.append(query.new_zeros(behind, query.shape[1], value.shape[-1]))
+        lses.append(query.new_full((query.shape[1], behind), -torch.inf, dtype=torch.float32))
     if not outs:
         return query.new_zeros(0, query.shape[1], value.shape[-1]), query.new_zeros(query.shape[1], 0, dtype=torch.float32)
     return torch.cat(outs), torch.cat(lses, 1)
@@ -118,16 +121,16 @@ def for_sequence(arguments: FlashArguments, b: int) -> FlashArguments:
 
 
 def gather_pages(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """(length, Hkv, D) from pages (blocks, page, Hkv, D) in the order of `table`."""
-    pages = -(-length // cache.shape[1])
-    return cache[table[:pages].long()].flatten(0, 1)[:length]
+    """(length, Hkv, D) from pages (blocks, page, Hkv, D) in the order of `table`. Raises ValueError for absent pages."""
+    chosen = table[: -(-length // cache.shape[1])].long()
+    if chosen.numel() and not 0 <= int(chosen.min()) <= int(chosen.max()) < cache.shape[0]:
+        raise ValueError(f"block_table: expected pages from 0 to {cache.shape[0] - 1}, found {chosen.tolist()}")
+    return cache[chosen].flatten(0, 1)[:length]
 
 
-def documents_of(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """(1, total) int32 each: where the sequence of each packed row begins and ends. Raises ValueError for wrong bounds."""
+def documents_of(cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """(1, total) int32 each: where the sequence of each packed row begins and ends."""
     bounds = cu_seqlens.long()
     lengths = bounds[1:] - bounds[:-1]
-    if int(bounds[0]) != 0 or int(bounds[-1]) != total or bool((lengths < 0).any()):
-        raise ValueError(f"cu_seqlens: expected numbers that grow from 0 to {total}, found {cu_seqlens.tolist()}")
     first, last = (torch.repeat_interleave(b, lengths).to(torch.int32)[None] for b in (bounds[:-1], bounds[1:]))
     return first, last

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from catalog.flash_checks import check_ranks
 from catalog.flash_fallback import FlashArguments, dense, for_sequence, gather_pages, window_limits
 
 
@@ -33,7 +34,7 @@ def update(
     query (B, Sq, H, D); caches (Bc, Sc, Hkv, D), or (blocks, page, Hkv, D) with block_table. Raises ValueError for arguments that
     contradict each other, before anything is written.
     """
-    _check(query, k_cache, cache)
+    _check(query, k_cache, v_cache, cache)
     if cache.k is None or cache.v is None:
         return query, totals(query, k_cache, cache)
     held = _held(query.shape[0], k_cache, cache)
@@ -109,15 +110,24 @@ def _held(batch: int, k_cache: Tensor, cache: CacheArguments) -> list[int]:
             return [_capacity(k_cache, cache.block_table)] * batch
         case int():
             return [cache.cache_seqlens] * batch
-        case _:
-            return [int(n) for n in cache.cache_seqlens.expand(batch).tolist()]
+        case Tensor() as lengths if lengths.dtype in (torch.int32, torch.int64) and tuple(lengths.shape) in ((), (1,), (batch,)):
+            return [int(n) for n in lengths.expand(batch).tolist()]
+        case Tensor() as lengths:
+            raise ValueError(
+                f"cache_seqlens: expected ({batch},) numbers of int32, found {tuple(lengths.shape)} of {lengths.dtype}"
+            )
+        case other:
+            raise ValueError(f"cache_seqlens: expected a number or a tensor of ({batch},), found {other!r}")
 
 
 def _capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
     return k_cache.shape[1] if block_table is None else block_table.shape[1] * k_cache.shape[1]
 
 
-def _check(query: Tensor, k_cache: Tensor, cache: CacheArguments) -> None:
+def _check(query: Tensor, k_cache: Tensor, v_cache: Tensor, cache: CacheArguments) -> None:
+    check_ranks((("q", query),), 4, "(batch, seqlen, heads, head_dim)")
+    form = "(batch, seqlen, heads, head_dim)" if cache.block_table is None else "(blocks, page, heads, head_dim)"
+    check_ranks((("k_cache", k_cache), ("v_cache", v_cache)), 4, form)
     if (cache.k is None) != (cache.v is None):
         raise ValueError("k, v: expected both or neither of the new keys and values")
     if cache.k is not None and cache.cache_seqlens is None:

@@ -84,6 +84,9 @@ class Settings:
         for name, allowed in (("mode", MODES), ("on_error", ON_ERROR), ("probe", PROBES), ("log", LOG_LEVELS)):
             if getattr(self, name) not in allowed:
                 raise SettingsError(f"{name}: expected one of {', '.join(filter(None, allowed))}, found {getattr(self, name)!r}")
+        for name, what in (("catalog", "a location or an open catalog"), ("lock", "the path of a lock file")):
+            if type(given := getattr(self, name)).__module__ == "builtins" and not isinstance(given, str | None):
+                raise SettingsError(f"{name}: expected {what}, found {given!r}")
         for name in ("max_decisions", "max_frames"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SettingsError(f"{name}: expected a whole number of at least 1, found {getattr(self, name)!r}")

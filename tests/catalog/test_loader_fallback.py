@@ -115,12 +115,16 @@ def test_plain_attention_keeps_gradients():
 
 
 def test_bias_that_swallows_the_score():
-    """Cases 2 and 3: the finite minimum is no mask, and a half-precision bias is added in fp32."""
+    """The finite minimum is no mask, and a half-precision bias is added in fp32 (pytorch#109517, transformers#17306)."""
     q, k, v = torch.ones(1, 1, 1, 1), torch.tensor([2.0, -1.0]).view(1, 1, 2, 1), torch.tensor([10.0, 20.0]).view(1, 1, 2, 1)
     finite = torch.full((1, 2), torch.finfo(torch.float32).min)
     assert catalog.scaled_dot_product_attention(q, k, v, finite, scale=1.0).item() == 15.0
     for mask in (torch.zeros(1, 2, dtype=torch.bool), torch.full((1, 2), -torch.inf)):
         assert catalog.scaled_dot_product_attention(q, k, v, mask, scale=1.0).item() == 0.0
+    k = torch.tensor([-20.0, -17.0]).view(1, 1, 2, 1)
+    least = torch.full((1, 2), -65504.0)  # the sum with a score is -inf in half precision
+    found = catalog.scaled_dot_product_attention(*(x.half() for x in (q, k, v, least)), scale=1.0)
+    assert found.item() == pytest.approx(19.5257, abs=2**-6)
 
 
 # -------------------------------------------------------------------------------------------------- packed and cached
@@ -320,6 +324,8 @@ def test_torchs_errors_stay_torchs():
         with pytest.raises(RuntimeError) as theirs:
             torch.nn.functional.scaled_dot_product_attention(*arguments)
         assert str(ours.value) == str(theirs.value)
+    with pytest.raises(TypeError, match="'query' .*must be Tensor, not int"):
+        catalog.scaled_dot_product_attention(1, 2, 3)
     with pytest.raises(ValueError, match="sizes do not fit"):
         catalog.flash_attn_func(q, q[..., :4], q)
     with pytest.raises(ValueError, match="expected one device, found cpu, meta and cpu"):

@@ -263,10 +263,17 @@ def test_packed_calls_that_no_rule_says_go_to_torch_with_a_reason():
     starts_q, starts_k = torch.tensor([0, 3, 7]).int(), torch.tensor([0, 5, 9]).int()
     catalog.flash_attn_varlen_func(q, k, k, starts_q, starts_k, 4, 5)
     assert catalog.last_decision().reasons[0].code == "argument"
-    for wrong in ([0, 3, 6], [1, 3, 7], [0, 8, 7]):
-        bounds = torch.tensor(wrong).int()
-        with pytest.raises(ValueError, match="cu_seqlens: expected numbers that grow from 0 to 7"):
-            catalog.flash_attn_varlen_func(q, k[:7], k[:7], bounds, bounds, 4, 4)
+
+
+@pytest.mark.parametrize("ends", [[5, 8], [8]])
+def test_rows_behind_the_last_packed_sequence(ends):
+    """Room that a caller keeps for more sequences: such keys are seen by nobody, and such queries see nothing."""
+    serve(spec(heads=4, kv_heads=2, masks=(DOCUMENT,)), spec(heads=4, kv_heads=2))
+    q, k, bounds = rand(12, 4, 16), rand(13, 2, 16), torch.tensor([0, *ends]).int()
+    out, lse, _ = catalog.flash_attn_varlen_func(q, k, k, bounds, bounds, 8, 8, return_attn_probs=True)
+    whole, whole_lse, _ = catalog.flash_attn_varlen_func(q[:8], k[:8], k[:8], bounds, bounds, 8, 8, return_attn_probs=True)
+    torch.testing.assert_close((out[:8], lse[:, :8]), (whole, whole_lse), **TOLERANCE["fp32"])
+    assert out.shape == (12, 4, 16) and not out[8:].any() and torch.isneginf(lse[:, 8:]).all()
 
 
 def test_decode_on_a_ragged_cache_by_the_padding_rule():

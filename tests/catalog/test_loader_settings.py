@@ -32,6 +32,8 @@ def test_unknown_names_warn_with_the_nearest():
         ({"on_error": 1}, "on_error: expected one of fallback, raise"),
         ({"max_frames": 0}, "max_frames: expected a whole number of at least 1"),
         ({"min_gain": -1}, "min_gain: expected a number of at least 0"),
+        ({"catalog": 3}, "catalog: expected a location or an open catalog, found 3"),
+        ({"lock": True}, "lock: expected the path of a lock file, found True"),
     ],
 )
 def test_wrong_values_change_nothing(changes, message):

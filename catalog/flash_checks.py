@@ -1,0 +1,107 @@
+"""Whether the arguments of FlashAttention's functions make a call; if not, one sentence names the argument. Chooses nothing.
+
+Each function raises ValueError. What is asked here costs microseconds, so calls like the last one are not asked again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from catalog.flash_fallback import FlashArguments, Window
+
+
+def check_dense(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> None:
+    """q (B, Sq, H, D), k (B, Sk, Hkv, D), v (B, Sk, Hkv, Dv)."""
+    check_ranks((("q", q), ("k", k), ("v", v)), 4, "(batch, seqlen, heads, head_dim)")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k, v: expected one device, found {q.device}, {k.device} and {v.device}")
+    if k.shape[:3] != v.shape[:3] or q.shape[0] != k.shape[0] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q, k, v: sizes do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
+        raise ValueError(f"k: expected a number of heads that divides q's {q.shape[2]}, found {k.shape[2]}")
+    _check_numbers(arguments)
+    batch, heads, slopes, sinks = q.shape[0], q.shape[2], arguments.alibi_slopes, arguments.sinks
+    if slopes is not None:
+        _check_tensor("alibi_slopes", slopes)
+        if tuple(slopes.shape) not in ((heads,), (batch, heads)):
+            raise ValueError(f"alibi_slopes: expected ({heads},) or ({batch}, {heads}), found {tuple(slopes.shape)}")
+    if sinks is not None and tuple(sinks.shape) != (heads,):
+        raise ValueError(f"learnable_sink: expected ({heads},), found {tuple(sinks.shape)}")
+
+
+def check_packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, table: Tensor | None) -> None:
+    """q (total_q, H, D), k and v (total_k, Hkv, D), or pages (blocks, page, Hkv, D) with a table (B, most blocks)."""
+    check_ranks((("q", q),), 3, "(total_q, heads, head_dim)")
+    if table is not None:
+        check_ranks((("block_table", table),), 2, "(batch, most blocks)")
+    form = "(total_k, heads, head_dim)" if table is None else "(blocks, page, heads, head_dim), since block_table is given"
+    check_ranks((("k", k), ("v", v)), 3 if table is None else 4, form)
+    sequences = _check_bounds("cu_seqlens_q", cu_seqlens_q, q.shape[0])
+    rows = k.shape[0] if table is None else table.shape[1] * k.shape[1]
+    if (found := _check_bounds("cu_seqlens_k", cu_seqlens_k, rows, pages=table is not None)) != sequences:
+        raise ValueError(f"cu_seqlens_k: expected {sequences + 1} numbers, as cu_seqlens_q has, found {found + 1}")
+    if table is not None and table.shape[0] < sequences:
+        raise ValueError(f"block_table: expected a row for each of {sequences} sequences, found {table.shape[0]}")
+
+
+def check_ranks(tensors: Sequence[tuple[str, Tensor]], rank: int, form: str) -> None:
+    for name, x in tensors:
+        _check_tensor(name, x)
+        if x.dim() != rank:
+            raise ValueError(f"{name}: expected {form}, found {x.dim()} dimensions")
+
+
+def check_window(window: Window) -> Window:
+    """The window as a tuple, which can stand in a key."""
+    if window is None or (type(window) is tuple and len(window) == 2 and _are_bounds(window)):
+        return window
+    if isinstance(window, list | tuple) and len(window) == 2 and _are_bounds(window):
+        return (window[0], window[1])
+    raise ValueError(f"window_size: expected (left, right) of whole numbers, -1 or None for unbounded, found {window!r}")
+
+
+def _are_bounds(window: Sequence[object]) -> bool:
+    return all(x is None or isinstance(x, int) for x in window)
+
+
+def _check_tensor(name: str, x: object) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(f"{name}: expected a tensor, found {type(x).__name__}")
+
+
+def _check_numbers(arguments: FlashArguments) -> None:
+    check_window(arguments.window_size)
+    given = {"softmax_scale": arguments.softmax_scale, "softcap": arguments.softcap, "dropout_p": arguments.dropout_p}
+    for name, value in given.items():
+        if value is None:
+            continue
+        try:
+            finite = math.isfinite(float(value))
+        except (TypeError, ValueError):
+            finite = False
+        if not finite:
+            raise ValueError(f"{name}: expected a finite number, found {value!r}")
+    if arguments.softcap < 0:
+        raise ValueError(f"softcap: expected a number above 0, or 0 for none, found {arguments.softcap!r}")
+    if not 0 <= arguments.dropout_p <= 1:
+        raise ValueError(f"dropout_p: expected a number from 0 to 1, found {arguments.dropout_p!r}")
+
+
+def _check_bounds(name: str, bounds: Tensor, rows: int, pages: bool = False) -> int:
+    """The number of sequences. Bounds stay within the rows; with pages, each sequence does."""
+    _check_tensor(name, bounds)
+    if bounds.dim() != 1 or not len(bounds) or bounds.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name}: expected (batch + 1) numbers of int32, found {tuple(bounds.shape)} of {bounds.dtype}")
+    numbers = bounds.tolist()
+    lengths = [b - a for a, b in itertools.pairwise(numbers)]
+    if numbers[0] != 0 or min(lengths, default=0) < 0:
+        raise ValueError(f"{name}: expected numbers that grow from 0, found {numbers}")
+    most, where = (max(lengths, default=0), "that a sequence's pages hold") if pages else (numbers[-1], "that are given")
+    if most > rows:
+        raise ValueError(f"{name}: expected at most the {rows} rows {where}, found {most}")
+    return len(lengths)
