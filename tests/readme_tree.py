@@ -1,6 +1,6 @@
 """Writes the tree at the end of README.md from the repository's files and their docstrings: `python tests/readme_tree.py`.
 
-test_readme.py fails when the tree and the files disagree; a comment that somebody wrote by hand there is kept.
+test_readme.py fails when the tree and the files disagree.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def sentence(path: Path) -> str:
     return first if len(first) <= 110 else first[:107].rsplit(" ", 1)[0] + " ..."
 
 
-def tree(names: list[str], known: dict[str, str]) -> str:
+def tree(names: list[str]) -> str:
     """The tree as text: folders once, files below them, one comment each."""
     lines: list[str] = []
     open_folder = ""
@@ -76,7 +76,7 @@ def tree(names: list[str], known: dict[str, str]) -> str:
             lines.append(_line(f"{folder}/", sentence(ROOT / folder / "__init__.py")))
         open_folder = folder
         if base != "__init__.py":
-            said = FOLDERS.get(name) or SAID.get(name) or known.get(name) or sentence(ROOT / name)
+            said = FOLDERS.get(name) or SAID.get(name) or sentence(ROOT / name)
             lines.append(_line("    " + base if base and folder else name, said))
     return "\n".join(lines) + "\n"
 
@@ -104,7 +104,7 @@ def read_tree(text: str) -> dict[str, str]:
 
 def main() -> None:
     text = README.read_text()
-    fresh = START + tree(files(), {}) + END
+    fresh = START + tree(files()) + END
     README.write_text(text[: text.index(START)] + fresh + text[text.index(END) + len(END) :])
 
 
