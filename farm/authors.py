@@ -1,4 +1,4 @@
-"""Who proposes programs in a sweep: the rule author, or a language model with its client, transcripts and ledger. Proposes nothing."""
+"""Who proposes programs in a sweep: the rule author, or a language model with its client, transcripts and ledger."""
 
 from __future__ import annotations
 

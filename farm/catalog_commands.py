@@ -154,6 +154,9 @@ def verify(
     stale: Annotated[
         bool, typer.Option("--stale", help="List verified rows that another version of translator or harness made.")
     ] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Judge and time those rows once more, here, and store the outcome.")
+    ] = False,
     drop_damaged: Annotated[
         bool, typer.Option("--drop-damaged", help="Set damaged parts aside, so that the catalog reads again without their rows.")
     ] = False,
@@ -167,6 +170,13 @@ def verify(
     held = open_catalog(location)
     if stale:
         output.print_rows(stale_rows(held), output.STALE, as_json)
+        return
+    if again:
+        from farm.reproduce import again as run_again
+
+        results = run_again(held, stale_rows(held), output.say)
+        if not all(result.same_verdict for result in results):
+            raise typer.Exit(EXIT_FAILED)
         return
     if drop_damaged:
         for name in set_aside(held):

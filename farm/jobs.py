@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import secrets
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -62,3 +64,8 @@ class Built:
     launch: Launch
     binary: Binary
     columns: dict[str, Any]
+
+
+def new_run_id() -> str:
+    """Unlike that of every other start; in order of time where clocks agree."""
+    return dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S-") + secrets.token_hex(4)

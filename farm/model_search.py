@@ -92,7 +92,7 @@ class ModelSearch:
 
 @dataclass
 class Evaluator:
-    """Judges the proposals for one problem by attempts of the sweep; remembers their rows, so that children name their parents."""
+    """Judges the proposals for one problem by attempts of the sweep; remembers their rows, so that children name parents."""
 
     search: ModelSearch
     spec: AttentionSpec

@@ -20,7 +20,7 @@ from farm.plan import Budget
 from verifier.records import REASONS
 
 #: Transient reasons that are worth another try in the same sweep, and how many; the rest wait for the next start.
-RETRIES = {"lost_node": 2, "compile_oom": 1, "throttled": 1}
+RETRIES = {"lost_node": 2, "compile_oom": 1, "throttled": 2}
 
 
 class Stopped(Exception):

@@ -56,14 +56,14 @@ def build(job: Job, shop: Shop) -> Built | Row:
     store = rows.artifacts_at(shop.catalog)
     columns = job.columns | rows.of_texts(job, store)
     if job.trouble:
-        return _row(job, shop, columns, *job.trouble)
+        return row_of(job, shop, columns, *job.trouble)
     parsed = parse_and_check(job.program, filled=True)
     if parsed.program is None:
         log = render(parsed.diagnostics, job.program, "program.tl")
-        return _row(job, shop, columns | rows.of_log(log, store), "tl_rejected", _first(parsed.diagnostics))
+        return row_of(job, shop, columns | rows.of_log(log, store), "tl_rejected", _first(parsed.diagnostics))
     match translate(parsed.program, find_target(job.target)):
         case Untranslatable() as no:
-            return _row(job, shop, columns, no.reason, no.message)
+            return row_of(job, shop, columns, no.reason, no.message)
         case Translated() as translated:
             columns |= rows.of_translated(translated, store)
     with compiling():
@@ -71,7 +71,7 @@ def build(job: Job, shop: Shop) -> Built | Row:
     match result:
         case CompileFailed() as no:
             columns |= rows.of_log(no.log, store) | {"compile_s": no.compile_s}
-            return _row(job, shop, columns, no.reason, rows.last_error(no.log))
+            return row_of(job, shop, columns, no.reason, rows.last_error(no.log))
         case Binary() as binary:
             return Built(job, translated.launch, binary, columns | rows.of_binary(binary, store))
 
@@ -84,29 +84,46 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     try:
         verdict = _judged(binary, built)
     except SpecError as error:
-        return _row(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
+        return row_of(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
     columns |= rows.of_verdict(verdict)
     if isinstance(verdict, Failed):
-        return _row(job, shop, columns, verdict.reason, verdict.witness.message)
+        return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
     started = time.monotonic()
     with measuring():
         result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s, near=NEAR))
     columns["measure_s"] = time.monotonic() - started
     match result:
         case Failed() as no:
-            return _row(job, shop, columns | rows.of_witness(no.witness), no.reason, no.witness.message)
+            return row_of(job, shop, columns | rows.of_witness(no.witness), no.reason, no.witness.message)
         case Measurement() as timed:
-            return _row(job, shop, columns | rows.of_measurement(timed), "ok", "")
+            return row_of(job, shop, columns | rows.of_measurement(timed), "ok", "")
 
 
 def row_unproven(built: Built, reason: str, message: str) -> Row:
     """The row of a binary that no device here can run."""
-    return _row(built.job, None, built.columns, reason, message)
+    return row_of(built.job, None, built.columns, reason, message)
 
 
 def row_without_verdict(job: Job, reason: str, message: str) -> Row:
     """The row of a job that was lost or stopped on its way."""
-    return _row(job, None, job.columns, reason, message)
+    return row_of(job, None, job.columns, reason, message)
+
+
+def row_of(job: Job, shop: Shop | None, columns: dict[str, Any], reason: str, message: str) -> Row:
+    """The row of a job that ended for a reason."""
+    return make_row(
+        **columns,
+        attempt_key=job.key,
+        attempt_no=job.attempt_no,
+        reason_code=reason,
+        message=message or None,
+        spec=job.spec,
+        spec_name=job.spec.name or None,
+        target=find_target(job.target).name,
+        translator_version=translator_version(),
+        harness_version=harness_version(),
+        sweep_id=shop.sweep_id if shop else None,
+    )
 
 
 def inspect_device(device: str, shop: Shop) -> tuple[str, str, tuple[str, ...]]:
@@ -144,22 +161,6 @@ def _judged(binary: Binary, built: Built) -> Verdict:
         while len(_VERDICTS) > _KEPT_VERDICTS:
             _VERDICTS.popitem(last=False)
     return verdict
-
-
-def _row(job: Job, shop: Shop | None, columns: dict[str, Any], reason: str, message: str) -> Row:
-    return make_row(
-        **columns,
-        attempt_key=job.key,
-        attempt_no=job.attempt_no,
-        reason_code=reason,
-        message=message or None,
-        spec=job.spec,
-        spec_name=job.spec.name or None,
-        target=find_target(job.target).name,
-        translator_version=translator_version(),
-        harness_version=harness_version(),
-        sweep_id=shop.sweep_id if shop else None,
-    )
 
 
 def _first(diagnostics: Sequence[Diagnostic]) -> str:

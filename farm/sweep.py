@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import datetime as dt
 import functools
-import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from farm.config import Config
 from farm.console import InputError
 from farm.executors import Executor, LocalExecutor, stages_of
 from farm.guardian import Guardian
-from farm.jobs import Job, Row, Shop
+from farm.jobs import Job, Row, Shop, new_run_id
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display
 from farm.rules import resolved_targets
@@ -107,7 +105,7 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     check_author(plan)
     opened = store.open(options.catalog, create=True)
     config.cache.mkdir(parents=True, exist_ok=True)
-    run_id = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S-") + secrets.token_hex(4)
+    run_id = new_run_id()
     sweep_id = f"{plan.name}-{digest(dataclasses.asdict(plan))[:8]}"
     shop = Shop(opened.uri, str(config.cache), sweep_id, plan.variants, stages=options.stages)
     started = time.monotonic()

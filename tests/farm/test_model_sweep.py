@@ -242,5 +242,5 @@ def test_wrong_options_are_named(options, said):
 def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path):
     with ChatServer(answering(PROGRAM)) as server:
         ended = sweep(tmp_path, server, plan=PLAN.replace("repairs: 2", "repeirs: 2"))
-    assert ended.returncode == 2 and "did you mean repairs" in ended.stderr and "Traceback" not in ended.stderr
+    assert ended.returncode == 2 and "did you mean 'repairs'" in ended.stderr and "Traceback" not in ended.stderr
     assert not (tmp_path / "catalog").exists()

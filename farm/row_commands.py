@@ -1,0 +1,128 @@
+"""`farm explain` and `farm reproduce`: why a call gets its kernel, and one row again. Parses flags and prints."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from farm.console import EXIT_FAILED, InputError
+
+if TYPE_CHECKING:
+    from farm.jobs import Shop
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+CatalogOption = Annotated[str | None, typer.Option("--catalog", help="Location of the catalog. Default: ./farm-catalog.")]
+
+_CALL = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:x(\d+))?")
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def explain(
+    call: Annotated[str, typer.Argument(help="BATCHxHEADS[/KV_HEADS]xSEQLEN_Q[xSEQLEN_K]: 1x32/8x777.", show_default=False)],
+    dim: Annotated[str, typer.Option(help="Head dimension, or HEAD_DIM/HEAD_DIM_V.")] = "128",
+    dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
+    causal: Annotated[bool, typer.Option("--causal", help="Causal.")] = False,
+    window: Annotated[str | None, typer.Option(help="LEFT,RIGHT keys beside the query; -1: all.")] = None,
+    softcap: Annotated[float, typer.Option(help="Bound of the scores; 0: none.")] = 0.0,
+    function: Annotated[str, typer.Option(help="scaled_dot_product_attention or flash_attn_func.")] = "",
+    location: CatalogOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Which kernel a call would get on this machine, and why every other was turned down. Exit code 1 when none is found."""
+    import catalog
+    from farm.config import load_config
+
+    chosen = function or ("flash_attn_func" if window or softcap else "scaled_dot_product_attention")
+    arguments, options = _arguments(call, dim, dtype, chosen, causal, window, softcap)
+    catalog.configure(catalog=location or load_config().catalog)
+    decision = catalog.explain(chosen, *arguments, **options)
+    typer.echo(json.dumps(decision.to_plain()) if as_json else str(decision))
+    if decision.kernel_id is None:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _arguments(
+    call: str, dim: str, dtype: str, function: str, causal: bool, window: str | None, softcap: float
+) -> tuple[list[Any], dict[str, Any]]:
+    """Tensors without values, and the keywords of the function that is asked about. Raises InputError."""
+    import torch
+
+    found = _CALL.fullmatch(call)
+    if not found:
+        raise InputError("CALL", f"expected BATCHxHEADS[/KV_HEADS]xSEQLEN_Q[xSEQLEN_K], such as 1x32/8x777, found {call!r}")
+    batch, heads, seqlen_q = int(found[1]), int(found[2]), int(found[4])
+    kv_heads, seqlen_k = int(found[3] or heads), int(found[5] or seqlen_q)
+    dims = re.fullmatch(r"(\d+)(?:/(\d+))?", dim)
+    if not dims:
+        raise InputError("--dim", f"expected HEAD_DIM or HEAD_DIM/HEAD_DIM_V, found {dim!r}")
+    if dtype not in _DTYPES:
+        raise InputError("--dtype", f"expected one of {', '.join(_DTYPES)}, found {dtype!r}")
+    shapes = [(heads, seqlen_q, int(dims[1])), (kv_heads, seqlen_k, int(dims[1])), (kv_heads, seqlen_k, int(dims[2] or dims[1]))]
+    tensors = [torch.empty(batch, *shape, dtype=getattr(torch, _DTYPES[dtype])) for shape in shapes]
+    match function:
+        case "scaled_dot_product_attention":
+            if window or softcap:
+                raise InputError("--function", "scaled_dot_product_attention has no window and no softcap; use flash_attn_func")
+            return tensors, {"is_causal": causal, "enable_gqa": heads != kv_heads}
+        case "flash_attn_func":
+            sides = (-1, -1) if window is None else _window(window)
+            return [t.transpose(1, 2) for t in tensors], {"causal": causal, "window_size": sides, "softcap": softcap}
+        case other:
+            raise InputError("--function", f"expected scaled_dot_product_attention or flash_attn_func, found {other!r}")
+
+
+def _window(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(-?\d+),(-?\d+)", text.replace(" ", ""))
+    if not found:
+        raise InputError("--window", f"expected LEFT,RIGHT such as 255,0, found {text!r}")
+    return int(found[1]), int(found[2])
+
+
+def reproduce(
+    row_id: Annotated[str, typer.Argument(help="A row's id, or the beginning of one.", show_default=False)],
+    location: CatalogOption = None,
+    seconds: Annotated[float, typer.Option(help="Seconds of measuring.")] = 2.0,
+    record: Annotated[bool, typer.Option("--record", help="Store the outcome as the attempt's next row.")] = False,
+    variants: Annotated[str | None, typer.Option(help="The file with rules of your own that the row's plan named.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """One row again, here, from its stored artifacts. Exit code 1 when the verdict is another one."""
+    from catalog import store
+    from farm.jobs import new_run_id
+    from farm.reproduce import reproduce as run
+    from generator.canonical import to_plain
+
+    opened = store.open(location or _default_catalog())
+    row = opened.get(row_id)
+    result = run(opened, row, _shop(opened.uri, variants), seconds)
+    if record:
+        with opened.writer(new_run_id()) as writer:
+            writer.append(result.after)
+    if as_json:
+        kept = ("row_id", "reason_code", "message", "binary_hash", "device_key", "p50_s", "baseline_p50_s", "ratio_p50")
+        sides = {side: {k: r.get(k) for k in kept} for side, r in (("before", result.before), ("after", result.after))}
+        typer.echo(json.dumps(to_plain(sides | {"same_verdict": result.same_verdict, "same_binary": result.same_binary})))
+    else:
+        for line in result.lines():
+            typer.echo(line)
+    if not result.same_verdict:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _default_catalog() -> str:
+    from farm.config import load_config
+
+    return load_config().catalog
+
+
+def _shop(catalog: str, variants: str | None) -> Shop:
+    from farm.config import load_config
+    from farm.jobs import Shop
+    from farm.variants import load_variants
+
+    cache = load_config().cache
+    cache.mkdir(parents=True, exist_ok=True)
+    return Shop(catalog, str(cache), "reproduce", load_variants(variants).path if variants else None)

@@ -1,0 +1,126 @@
+"""`farm explain` and `farm reproduce` on a catalog with one real kernel; `farm catalog verify --again` on older rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import catalog
+from catalog import store
+from catalog.schema import make_row
+from farm import stages
+from farm.cli import app
+from farm.jobs import Job, Shop
+from farm.rules import forms_here
+from generator.authors.rules import RuleAuthor
+from generator.canonical import digest_text
+from generator.spec import AttentionSpec, Rule
+from generator.tl.fill import fill, hole_choices
+from generator.tl.printer import print_program
+
+SPEC = AttentionSpec(2, 1, 32, 32, 1, 90, 90, masks=(Rule.make("causal", align="bottom_right"),), name="small")
+pytestmark = pytest.mark.skipif(not forms_here(), reason="no AVX2 here")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """A catalog with one verified row (or the row that a busy machine gives), and one that failed before it was built."""
+    folder = tmp_path_factory.mktemp("rows")
+    opened = store.open(folder / "c", create=True)
+    code = RuleAuthor().code(SPEC, forms_here()[0])
+    program = print_program(fill(code, next(hole_choices(code))))
+    shop = Shop(opened.uri, str(folder / "cache"))
+    job = Job(digest_text("job"), SPEC, forms_here()[0], program, measure_s=0.2, columns={"author": "rules"})
+    for _ in range(4):
+        row = stages.run_attempt(job, shop)
+        if row["reason_code"] != "throttled":
+            break
+    else:
+        pytest.skip("this machine is too busy to time anything")
+    nothing = stages.row_without_verdict(
+        dataclasses.replace(job, key=digest_text("none"), program=""), "author_failed", "no idea"
+    )
+    with opened.writer("run") as writer:
+        row_id = writer.append(row)
+        writer.append(nothing)
+    return opened.uri, row | {"row_id": row_id}
+
+
+@pytest.fixture(autouse=True)
+def settings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    monkeypatch.setenv("FARM_CACHE", str(tmp_path / "cache"))
+    yield
+    catalog.configure(catalog=None)
+
+
+def farm(*args: str) -> Any:
+    return CliRunner().invoke(app, list(args))
+
+
+def test_a_row_is_made_again_from_its_artifacts(made: tuple[str, dict[str, Any]]) -> None:
+    uri, row = made
+    assert row["reason_code"] == "ok", row["message"]
+    for _ in range(4):
+        done = farm("reproduce", row["row_id"][:10], "--catalog", uri, "--seconds", "0.2", "--json")
+        result = json.loads(done.stdout)
+        if result["after"]["reason_code"] != "throttled":
+            break
+    assert result["same_binary"] is True and result["same_verdict"] and done.exit_code == 0
+    assert store.open(uri).count(history=True) == 2, "nothing is stored without --record"
+
+
+def test_a_row_without_a_program_cannot_be_made_again(made: tuple[str, dict[str, Any]]) -> None:
+    uri, _ = made
+    (failed,) = store.open(uri).query({"reason_code": "author_failed"})
+    done = farm("reproduce", failed["row_id"], "--catalog", uri)
+    assert "nothing can be run" in str(done.exception)
+
+
+def test_explain_shows_the_kernel_and_why_others_were_turned_down(made: tuple[str, dict[str, Any]]) -> None:
+    uri, row = made
+    done = farm("explain", "1x2/1x90", "--dim", "32", "--causal", "--catalog", uri)
+    assert row["row_id"][:8] in done.stdout or row["binary_hash"][:8] in done.stdout
+    other = farm("explain", "1x2/1x90", "--dim", "32", "--catalog", uri, "--json")
+    assert other.exit_code == 1 and json.loads(other.stdout)["kernel_id"] is None
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("1x2",), "CALL: expected BATCHxHEADS"),
+        (("1x2x8", "--dim", "x"), "--dim: expected HEAD_DIM"),
+        (("1x2x8", "--dtype", "fp8"), "--dtype: expected one of fp32"),
+        (("1x2x8", "--window", "3"), "--window: expected LEFT,RIGHT"),
+        (("1x2x8", "--function", "f"), "--function: expected"),
+    ],
+)
+def test_bad_questions(made: tuple[str, dict[str, Any]], args: tuple[str, ...], message: str) -> None:
+    done = farm("explain", *args, "--catalog", made[0])
+    assert str(done.exception).startswith(message)
+
+
+def test_rows_of_an_older_harness_are_judged_again(made: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    uri, row = made
+    old = make_row(
+        **{k: v for k, v in row.items() if k not in ("row_id",) and v is not None and k in OLD_COLUMNS}, harness_version="0+old"
+    )
+    source, copy = store.open(uri), store.open(tmp_path / "c", create=True)
+    for name in ("program_hash", "source_hash", "binary_hash"):
+        copy.artifacts.put(source.artifacts.get(row[name]))
+    with copy.writer("old") as writer:
+        writer.append(old)
+    done = farm("catalog", "verify", "--again", "--catalog", copy.uri)
+    assert "[1/1]" in done.output
+    (now,) = copy.query()
+    assert now["attempt_no"] == 2 and now["harness_version"] == stages.versions()[1] and now["parent_row_id"]
+
+
+OLD_COLUMNS = (
+    "attempt_key", "reason_code", "spec", "target", "translator_version", "device_key", "source_hash", "binary_hash", "launch",
+    "rule_id", "verified_shapes", "program_hash", "isa", "language", "p50_s",
+)  # fmt: skip
