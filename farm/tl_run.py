@@ -64,6 +64,7 @@ def _load(path: Path) -> Arrays:
 def _attention(program: Program, spec: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
     """The program as an attention call, beside the float64 oracle."""
     import torch
+
     from verifier.inputs import Case, captured_values
     from verifier.oracle import attention
 
