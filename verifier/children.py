@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import IO, Literal
 
 #: The child's own shell sets the limits (no Python runs between fork and exec, so threads of the parent do no harm) and
 #: starts a reader of the lifeline: a pipe whose other end only the parent holds. However the parent dies, the reader sees the
@@ -90,7 +90,7 @@ def _exists(program: str) -> bool:
     return which(program) is not None
 
 
-def _read_log(output) -> str:  # type: ignore[no-untyped-def]
+def _read_log(output: IO[bytes]) -> str:
     output.seek(0)
     data = output.read()
     if len(data) > LOG_LIMIT:

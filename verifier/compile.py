@@ -82,7 +82,7 @@ def find_compiler(command: str | None = None) -> Compiler:
                 f"FARM_CXX: {wanted!r} does not run here; name a working C++ compiler, or unset it to let the farm look for one"
             )
         return found
-    candidates = [(name,) for name in ("g++", "clang++", "c++")]
+    candidates: list[tuple[str, ...]] = [(name,) for name in ("g++", "clang++", "c++")]
     if find_spec("ziglang"):
         candidates.append((sys.executable, "-m", "ziglang", "c++"))
     for candidate in candidates:

@@ -75,11 +75,11 @@ def _set_limits(limits: tuple[tuple[int, int], ...]) -> None:
 
 def no_network() -> bool:
     """A network name space of its own, without any interface. Call before the first thread starts."""
-    return _libc.unshare(_CLONE_NEWNET) == 0 or _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
+    return bool(_libc.unshare(_CLONE_NEWNET) == 0 or _libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0)
 
 
 def no_new_privileges() -> bool:
-    return _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+    return bool(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
 
 
 def no_files(readable: tuple[str, ...] = ()) -> bool:
@@ -94,7 +94,7 @@ def no_files(readable: tuple[str, ...] = ()) -> bool:
         return False
     for folder in readable:
         _landlock_allow_reading(ruleset, folder)
-    done = _libc.syscall(_SYS_LANDLOCK_RESTRICT, ruleset, ctypes.c_uint32(0)) == 0
+    done = bool(_libc.syscall(_SYS_LANDLOCK_RESTRICT, ruleset, ctypes.c_uint32(0)) == 0)
     os.close(ruleset)
     return done
 

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from generator.canonical import digest_bytes
 from generator.translate.records import Launch, TensorParameter
@@ -121,7 +121,7 @@ class CpuKernel:
     `call` checks its arguments; `run` on a filled `block()` is the path for callers that have checked them before.
     """
 
-    def __init__(self, launch: Launch, entry: ctypes._CFuncPtr, num_threads: int | None, parallel: int) -> None:
+    def __init__(self, launch: Launch, entry: Any, num_threads: int | None, parallel: int) -> None:
         self.launch = launch
         self.num_threads = num_threads or default_num_threads()
         self._parallel = parallel

@@ -148,8 +148,9 @@ def serve(facts: dict[str, Any]) -> None:
     channel = socket.socket(fileno=facts["channel"])
     program = __import__(facts["program"], fromlist=["main"])
     children: dict[int, int] = {}  # pidfd -> pid
+    listening: list[Any] = [channel]
     while os.getppid() == facts["parent"]:
-        ready = select.select([channel, *children], [], [], 1.0)[0]
+        ready = select.select([*listening, *children], [], [], 1.0)[0]
         for handle in ready:
             if handle in children:
                 _, status = os.waitpid(pid := children.pop(handle), 0)

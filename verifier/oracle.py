@@ -73,7 +73,7 @@ def _causal(rule: Rule, block: Block) -> Tensor:
 
 def _window(rule: Rule, block: Block) -> Tensor:
     """Inclusive on both sides, -1 is unbounded: FlashAttention's (left, right)."""
-    left, right = rule["left"], option(rule, "right", 0)
+    left, right = int(option(rule, "left")), int(option(rule, "right", 0))
     distance = block.position(rule) - block.keys
     seen = torch.ones_like(distance, dtype=torch.bool)
     if left != -1:
@@ -87,12 +87,12 @@ def _sink_window(rule: Rule, block: Block) -> Tensor:
     """The window, and the first keys, unless they lie after the window's right end (StreamingLLM, arXiv 2309.17453)."""
     right = option(rule, "right", 0)
     not_after = torch.ones(1, 1, 1, dtype=torch.bool) if right == -1 else block.keys <= block.position(rule) + right
-    return _window(rule, block) | ((block.keys < rule["sink"]) & not_after)
+    return _window(rule, block) | ((block.keys < int(option(rule, "sink"))) & not_after)
 
 
 def _prefix(rule: Rule, block: Block) -> Tensor:
     """Prefix-LM (arXiv 1910.10683): full attention inside the prefix, causal after it."""
-    return (block.keys < rule["length"]) | (block.keys <= block.position(rule))
+    return (block.keys < int(option(rule, "length"))) | (block.keys <= block.position(rule))
 
 
 def _document(rule: Rule, block: Block) -> Tensor:
@@ -251,7 +251,7 @@ def apply_scores(block: Block, scores: Tensor) -> tuple[Tensor, Tensor]:
             logits.append(DENSE_LOGITS[rule.name](rule, block).to(scores.dtype))
         else:
             scores = DENSE_SCORES[rule.name](rule, block, scores)
-    return scores, torch.cat(torch.broadcast_tensors(*logits), 2)
+    return scores, torch.cat(torch.broadcast_tensors(*logits), 2)  # type: ignore[no-untyped-call]
 
 
 def as_f32(value: Any) -> float:

@@ -91,8 +91,9 @@ def _eager(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Call | Unsupp
         sinks = None
         for rule in spec.scores:
             if rule.name == "softcap":
-                scores = scores.div_(rule["cap"]).tanh_().mul_(rule["cap"])
-            elif rule.name == "alibi":
+                cap = oracle.option(rule, "cap")
+                scores = scores.div_(cap).tanh_().mul_(cap)
+            elif alibi is not None and rule.name == "alibi":
                 scores = scores.add_(alibi)
             else:
                 sinks = captured["SinkLogit"].to(q.dtype).view(1, -1, 1, 1).expand(*scores.shape[:3], 1)

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from generator.canonical import digest_bytes, to_plain
 from generator.translate.records import Launch
@@ -140,7 +140,7 @@ class Sandbox:
 
     # ------------------------------------------------------------------------------------------------------- life
 
-    def __enter__(self) -> Sandbox:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:

@@ -20,7 +20,7 @@ from generator.spec import TL_DTYPES, AttentionSpec
 from generator.translate.records import Launch
 from verifier.arena import DTYPES, Arena, Slot
 from verifier.checks import Expected, Outputs, check_outputs
-from verifier.inputs import Case, call_view, captured_values, fresh_seed, slots_of
+from verifier.inputs import Case, Layout, call_view, captured_values, fresh_seed, slots_of
 from verifier.launch import check_call
 from verifier.records import Witness
 from verifier.sandbox import CallTensor, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
@@ -89,7 +89,7 @@ class Workload:
     def __init__(self, sandbox: TimingSandbox, seed: int | None = None) -> None:
         self.spec, self._sandbox = sandbox.spec, sandbox
         self._random = random.Random(fresh_seed() if seed is None else seed)
-        layout = "bshd" if self.spec.layout == "bshd" else "plain"
+        layout: Layout = "bshd" if self.spec.layout == "bshd" else "plain"
         self._case = Case("timed call", self.spec, layout=layout, seed=self._random.randrange(1 << 40), place="start")
         self._binding: Binding = bind(sandbox.launch, self.spec)
         self.captured = workload_captured(self._case)
@@ -256,7 +256,9 @@ class Workload:
     def _expected(self, index: int) -> Expected:
         """From the values that lie in the buffers: a candidate that changed them would be judged on what it was given first."""
         spec, names = self.spec, self._names[index]
-        values = {t.role: self._arena.views[names[t.name]].clone() for t in self._binding.tensors if t.role in ("q", "k", "v")}
+        values: dict[str, Tensor] = {
+            t.role: self._arena.views[names[t.name]].clone() for t in self._binding.tensors if t.role in ("q", "k", "v")
+        }
         rows = max(4, CHECK_ELEMENTS // max(1, spec.batch * spec.num_heads * spec.seqlen_k))
         chosen = replace(self._case, rows=rows, seed=self._random.randrange(1 << 40)).row_indices()
         with one_thread():
