@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from generator.tl.ir import COLS, Expr, Op, Var, names
+from generator.tl.types import Rank
 from generator.translate.cpu.ops import Loop, Step, every
 from generator.translate.cpu.types import Types
 from generator.translate.passes.affine import Affine, affine, extremum, to_expr
 from generator.translate.passes.analysis import LoopPlan
 from generator.translate.passes.conditions import AllOf, AnyOf, Condition, conjuncts
 from generator.translate.passes.conditions import Limit as Form
-from generator.translate.passes.scope import Rank
 
 
 @dataclass(frozen=True, slots=True)

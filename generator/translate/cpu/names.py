@@ -13,14 +13,13 @@ from generator.translate.cpu.types import Types, plain
 #: TL functions on scalar floats -> C++.
 FLOAT_FUNCTIONS = {
     "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "/": "({} / {})", "neg": "(-{})",
-    "max": "fmax_({}, {})", "min": "fmin_({}, {})", "abs": "__builtin_fabsf({})", "floor": "__builtin_floorf({})",
+    "max": "fmax_({}, {})", "min": "fmin_({}, {})", "abs": "__builtin_fabsf({})",
     "exp": "__builtin_expf({})", "exp2": "__builtin_exp2f({})", "log": "__builtin_logf({})", "log2": "__builtin_log2f({})",
     "sqrt": "__builtin_sqrtf({})", "tanh": "__builtin_tanhf({})",
-    "//": "__builtin_floorf({} / {})", "ceildiv": "__builtin_ceilf({} / {})", "%": "modulo({}, {})",
 }  # fmt: skip
 INTEGER_FORMS = {
     "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "neg": "(-{})", "//": "floordiv({}, {})", "%": "modulo({}, {})",
-    "ceildiv": "ceildiv({}, {})", "max": "imax({}, {})", "min": "imin({}, {})", "abs": "iabs({})", "floor": "{}",
+    "ceildiv": "ceildiv({}, {})", "max": "imax({}, {})", "min": "imin({}, {})", "abs": "iabs({})",
 }  # fmt: skip
 LOGIC = {"and": "({} && {})", "or": "({} || {})", "not": "(!{})"}
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
@@ -72,6 +71,8 @@ class Names:
             case Op(fn, (a, b)) if fn in COMPARISONS:
                 mixed = not (self.types.is_integer(a) and self.types.is_integer(b))
                 return f"({self.text(a, given, mixed)} {fn} {self.text(b, given, mixed)})"
+            case Op("floor", (a,)):
+                return self.text(a, given) if self.types.is_integer(a) else f"(int64_t)__builtin_floorf({self.text(a, given)})"
             case Op(fn, args):
                 forms = INTEGER_FORMS if whole else FLOAT_FUNCTIONS
                 if fn not in forms:

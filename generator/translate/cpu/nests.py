@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from generator.tl.ir import Expr, Op, Var
+from generator.tl.types import Rank
 from generator.translate.cpu.layouts import Layout, Placement, step_layout
 from generator.translate.cpu.ops import Ops, Step, Tile
 from generator.translate.cpu.types import Types
-from generator.translate.passes.scope import Rank
 
 NestKind = Literal["lanes", "rows", "scalars"]
 

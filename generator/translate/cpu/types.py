@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from generator.tl.ir import COLS, ROWS, Expr, Index, Num, Op, Program, Var
+from generator.tl.types import Kind, Rank, Typing, join, kind_of_dtype, operation
 from generator.translate.cpu.ops import Tile
-from generator.translate.passes.scope import INTEGER_FUNCTIONS, TEST_FUNCTIONS, Rank
 
 
 def plain(name: str) -> str:
@@ -31,38 +31,28 @@ class Types:
     def tile(self, e: Expr) -> Tile | None:
         return self.tiles.get(plain(e.name)) if isinstance(e, Var) else None
 
-    def rank(self, e: Expr) -> Rank:
-        match e:
-            case Num():
-                return Rank.SCALAR
-            case Var():
-                if e in (ROWS, COLS):
-                    return Rank.ROW if e == ROWS else Rank.COL
-                tile = self.tile(e)
-                return (Rank.SCALAR, Rank.ROW, Rank.ELEMENT)[len(tile.shape)] if tile else Rank.SCALAR
-            case Op("rowmax" | "rowsum"):
-                return Rank.ROW
-            case Op(_, parts) | Index(_, parts):
-                out = Rank.SCALAR
-                for p in parts:
-                    out |= self.rank(p)
-                return out
-
-    def is_integer(self, e: Expr) -> bool:
+    def typing(self, e: Expr) -> Typing:
+        """Rank and kind, by the language's own table of operations."""
         match e:
             case Num(value):
-                return isinstance(value, int)
+                return Typing(Rank.SCALAR, Kind.INT if isinstance(value, int) else Kind.FLOAT)
             case Var(name):
+                if e in (ROWS, COLS):
+                    return Typing(Rank.ROW if e == ROWS else Rank.COL, Kind.INT)
                 tile = self.tile(e)
-                return tile.dtype == "i32" if tile else name not in self.floats
-            case Index(name, _):
-                return name not in self.floats
-            case Op("where", (_, a, b)):
-                return self.is_integer(a) and self.is_integer(b)
-            case Op("floor", (a,)):
-                return self.is_integer(a)
+                if tile is None:
+                    return Typing(Rank.SCALAR, Kind.FLOAT if name in self.floats else Kind.INT)
+                return Typing((Rank.SCALAR, Rank.ROW, Rank.ELEMENT)[len(tile.shape)], kind_of_dtype(tile.dtype))
+            case Index(name, indices):
+                return Typing(join(*(self.rank(i) for i in indices)), Kind.FLOAT if name in self.floats else Kind.INT)
             case Op(fn, args):
-                return fn in INTEGER_FUNCTIONS and all(self.is_integer(a) for a in args)
+                return operation(fn, [self.typing(a) for a in args])
+
+    def rank(self, e: Expr) -> Rank:
+        return self.typing(e).rank
+
+    def is_integer(self, e: Expr) -> bool:
+        return self.typing(e).kind is Kind.INT
 
     def is_test(self, e: Expr) -> bool:
-        return isinstance(e, Op) and (e.fn in TEST_FUNCTIONS or e.fn == "where" and self.is_test(e.args[1]))
+        return self.typing(e).kind is Kind.BOOL

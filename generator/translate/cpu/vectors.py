@@ -9,11 +9,11 @@ from abc import ABC, abstractmethod
 from typing import Literal
 
 from generator.tl.ir import COLS, ROWS, Expr, Index, Op, Var, walk
+from generator.tl.types import Rank
 from generator.translate.cpu.limits import Both, Either, Limit, LimitTests, Tree
 from generator.translate.cpu.names import COMPARISONS, Names, tile_name
 from generator.translate.cpu.ops import Refused
 from generator.translate.passes.conditions import conjuncts
-from generator.translate.passes.scope import Rank
 
 Kind = Literal["f", "i", "m"]  # floats, whole numbers, tests
 TYPES: dict[Kind, str] = {"f": "vf", "i": "vi", "m": "vm"}
@@ -22,12 +22,11 @@ SPREAD: dict[Kind, str] = {"f": "vset({})", "i": "viset({})", "m": "vmset({})"}
 FLOATS = {
     "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "/": "({} / {})", "neg": "vneg({})",
     "max": "vmax({}, {})", "min": "vmin({}, {})",
-    "abs": "vabs({})", "floor": "vfloor({})", "log": "vlog({})", "log2": "vlog2({})", "sqrt": "vsqrt({})", "tanh": "vtanh({})",
-    "//": "vfloor({} / {})", "ceildiv": "vceil({} / {})", "%": "vmod({}, {})",
+    "abs": "vabs({})", "log": "vlog({})", "log2": "vlog2({})", "sqrt": "vsqrt({})", "tanh": "vtanh({})",
 }  # fmt: skip
 INTEGERS = {
     "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "neg": "(-{})", "//": "vidiv({}, {})", "%": "vimod({}, {})",
-    "ceildiv": "viceildiv({}, {})", "max": "vimax({}, {})", "min": "vimin({}, {})", "abs": "viabs({})", "floor": "{}",
+    "ceildiv": "viceildiv({}, {})", "max": "vimax({}, {})", "min": "vimin({}, {})", "abs": "viabs({})",
 }  # fmt: skip
 TESTS = {"<": "vlt", "<=": "vle", ">": "vgt", ">=": "vge", "==": "veq", "!=": "vne"}
 
@@ -83,6 +82,8 @@ class Vectors(ABC):
                 return f"{TESTS[fn]}({self._as(a, whole)}, {self._as(b, whole)})"
             case Op("exp" | "exp2" as fn, (a,)):
                 return f"v{fn}<{self.degree}>({self.f(a)})"
+            case Op("floor", (a,)):
+                return self.text(a) if self.types.is_integer(a) else f"vifloor({self.text(a)})"
             case Op(fn, args) if kind == "i":
                 return INTEGERS[fn].format(*map(self.text, args))
             case Op(fn, args) if fn in FLOATS:

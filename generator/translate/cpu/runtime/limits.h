@@ -3,8 +3,6 @@
 namespace {
 INLINE int64_t iabs(int64_t a) { return a < 0 ? -a : a; }
 INLINE vi viabs(vi a) { return vimax(a, -a); }
-INLINE float modulo(float a, float b) { return a - __builtin_floorf(a / b) * b; }
-INLINE vf vmod(vf a, vf b) { return a - vfloor(a / b) * b; }
 
 template <int N> INLINE bool any_not_one(const vf* r) {
   vm some = vne(r[0], vset(1));

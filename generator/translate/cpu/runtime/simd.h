@@ -38,8 +38,7 @@ INLINE vf vmax(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vmin(vf a, vf b) { return _mm512_min_ps(a, b); }
 INLINE vf vneg(vf a) { return (vf)((__m512i)a ^ _mm512_set1_epi32((int)0x80000000)); }
 INLINE vf vabs(vf a) { return _mm512_abs_ps(a); }
-INLINE vf vfloor(vf a) { return _mm512_roundscale_ps(a, 9); }
-INLINE vf vceil(vf a) { return _mm512_roundscale_ps(a, 10); }
+INLINE vi vifloor(vf a) { return (vi)_mm512_cvt_roundps_epi32(a, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
 INLINE vf vsqrt(vf a) { return _mm512_sqrt_ps(a); }
 INLINE vf vcvt(vi a) { return _mm512_cvtepi32_ps((__m512i)a); }
 INLINE vi vimax(vi a, vi b) { return (vi)_mm512_max_epi32((__m512i)a, (__m512i)b); }
@@ -68,8 +67,7 @@ INLINE vf vmax(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vmin(vf a, vf b) { return _mm256_min_ps(a, b); }
 INLINE vf vneg(vf a) { return _mm256_xor_ps(a, vset(-0.f)); }
 INLINE vf vabs(vf a) { return _mm256_andnot_ps(vset(-0.f), a); }
-INLINE vf vfloor(vf a) { return _mm256_floor_ps(a); }
-INLINE vf vceil(vf a) { return _mm256_ceil_ps(a); }
+INLINE vi vifloor(vf a) { return (vi)_mm256_cvttps_epi32(_mm256_floor_ps(a)); }
 INLINE vf vsqrt(vf a) { return _mm256_sqrt_ps(a); }
 INLINE vf vcvt(vi a) { return _mm256_cvtepi32_ps((__m256i)a); }
 INLINE vi vimax(vi a, vi b) { return (vi)_mm256_max_epi32((__m256i)a, (__m256i)b); }
