@@ -1,14 +1,16 @@
-"""Which tile sizes are worth measuring: the choices of a program's holes, pruned and ordered by cache sizes. Measures nothing."""
+"""Which tile sizes are worth measuring: the choices of a program's holes, pruned and ordered by what a target holds. Measures nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from generator.targets import Target
 from generator.tl.expand import expand
 from generator.tl.fill import fill, hole_choices
-from generator.tl.ir import Program
+from generator.tl.ir import Copy, Gemm, Program, walk_statements
+from generator.translate.passes.scope import Scope
 
 Holes = dict[str, int]
 
@@ -25,15 +27,41 @@ def ordered_choices(code: Program, target: Target, caches: Mapping[str, int]) ->
     """Every choice of the holes that fits, the most promising first; never empty. caches: bytes by name (l1d, l2), 0: unknown.
 
     On a CPU the scores of a block should stay in L1 and everything of an iteration in L2; a choice whose tiles exceed L2 is left
-    out unless nothing else is left. For other targets the order is the program's own.
+    out unless nothing else is left. On a GPU the order is the program's own, without what exceeds registers or shared memory.
     """
     choices = list(hole_choices(code))
-    if target.family != "cpu" or len(choices) < 2:
+    if len(choices) < 2:
         return choices
+    if target.family == "cuda":
+        return [c for c in choices if _fits_gpu(fill(code, c), target)] or choices
     l1, l2 = caches.get("l1d") or 32 << 10, caches.get("l2") or 1 << 20
     sized = [(c, _footprint(fill(code, c), target)) for c in choices]
     fitting = [(c, f) for c, f in sized if f.everything <= l2] or [min(sized, key=lambda x: x[1].everything)]
     return [c for c, _ in sorted(fitting, key=lambda x: _cost(x[1], l1, l2))]
+
+
+#: Registers of a thread that products' tiles may take, beside addresses and rows' values: mma.sync, and wgmma by warpgroups.
+MMA_WORDS, WGMMA_WORDS = 200, {1: 216, 2: 216, 3: 136}
+
+
+def _fits_gpu(program: Program, target: Target) -> bool:
+    """Whether results of products fit a thread's registers, and one slot of every copied tile the shared memory. An estimate."""
+    tiles = Scope.of(expand(program)).tiles
+    statements = list(walk_statements(program.code))
+    gemms = [s for s in statements if isinstance(s, Gemm)]
+    copied = {s.into for s in statements if isinstance(s, Copy) and s.into_level == "shared"}
+    if not gemms:
+        return True
+    if 2 * sum(math.prod(tiles[n]) for n in copied) > target.shared_bytes - 4096:
+        return False
+    rows = max(tiles[g.into][0] for g in gemms)
+    columns = sum(tiles[n][1] for n in {g.into for g in gemms})
+    if target.compute_capability >= 90 and rows % 64 == 0:
+        row_blocks = 1 if rows <= 192 else 2
+        operands = sum(tiles[n][1] for n in {g.a for g in gemms} - copied)
+        return row_blocks * (columns // 2 + operands // 4) <= WGMMA_WORDS.get(rows // 64 // row_blocks, 136)
+    row_blocks = 2 if rows % 128 == 0 else 1
+    return row_blocks * columns // 2 <= MMA_WORDS
 
 
 def _cost(f: Footprint, l1: int, l2: int) -> float:

@@ -106,8 +106,8 @@ class _Variant:
     def exponent(self) -> str:
         """What P is 2 to the power of.
 
-        On a GPU with 16-bit inputs `S * c - base * c`: one multiply-add an element instead of a subtraction and a product, 6% of a
-        kernel's time. `base * c` is rounded to 2^-24 of itself: at logits of 1e4 that is 6e-4 of a weight, the same for a whole row.
+        On a GPU with 16-bit inputs `S * c - base * c`: one multiply-add an element instead of a subtraction and a product, up to 6% of
+        a kernel's time. `base * c` is rounded to 2^-24 of itself: at logits of 1e4 that is 6e-4 of a weight, the same for a whole row.
         It cancels in O, which is divided by the sum of those weights, and stays under the rounding of one weight in LSE. With fp32
         inputs it would be the largest error, so there, and on a CPU, whose multiply and add are as fast, it stays `(S - base) * c`.
         """
@@ -188,13 +188,19 @@ def _text(e: Expr) -> str:
 
 # ------------------------------------------------------------------------------------------------------ the problem
 
-#: Tile sizes that a tuner may choose from: rows of queries, rows of keys. What does not fit a target is pruned there.
-TILE_CHOICES: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "cpu": ((32, 64, 128), (64, 96, 128, 256)),
-    "sm_75": ((64, 128), (32, 64)),
-    "sm_80": ((64, 128), (32, 64, 128)),
-    "sm_90a": ((64, 128, 192), (64, 80, 96, 112, 128)),
-}
+#: Tile sizes that a tuner may choose from, by the widest head size they are for: rows of queries, rows of keys, the most
+#: promising first. `generator.tuning` leaves out what does not fit.
+TILE_CHOICES: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
+    "cpu": ((256, (32, 64, 128), (64, 96, 128, 256)),),
+    "sm_75": ((64, (128, 64), (64, 32)), (128, (128, 64), (32, 64)), (256, (64,), (32, 64))),
+    "sm_80": (
+        (64, (128, 64), (128, 64, 96)), (128, (128, 64), (64, 48, 32, 128)), (192, (64, 128), (64, 32)), (256, (64,), (32, 64)),
+    ),
+    "sm_90a": (
+        (64, (192, 128, 64), (128, 96, 176)), (128, (128, 192, 64), (128, 80, 176, 160, 112)),
+        (192, (128, 64), (112, 96, 128)), (256, (128, 64), (80, 64, 96)),
+    ),
+}  # fmt: skip
 _GROUP_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -202,7 +208,7 @@ def problem(spec: AttentionSpec, target: str) -> Problem:
     """Sizes, matrices and cuts of an attention call. Decode: one query token, the heads of a KV head's group are the rows."""
     variant = _Variant(spec)
     decode = spec.phase == "decode"
-    rows, keys = TILE_CHOICES.get("cpu" if target.startswith("cpu") else target, ((64, 128), (64, 128)))
+    rows, keys = _tile_choices(spec, target)
     if decode:
         fitting = [size for size in _GROUP_CHOICES if size >= spec.group] or [_GROUP_CHOICES[-1]]
         rows = (fitting[0],) if target.startswith("cpu") else (max(16, fitting[0]),)
@@ -226,6 +232,13 @@ def problem(spec: AttentionSpec, target: str) -> Problem:
         operand_dtype=dtype,
         settings=_settings(spec, decode),
     )
+
+
+def _tile_choices(spec: AttentionSpec, target: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    table = TILE_CHOICES.get("cpu" if target.startswith("cpu") else target, ((256, (64, 128), (64, 128)),))
+    widest = max(spec.head_dim, spec.head_dim_v)
+    _, rows, keys = next((row for row in table if widest <= row[0]), table[-1])
+    return rows, keys
 
 
 _CUTS: dict[str, Cut] = {
