@@ -19,6 +19,8 @@ from generator.binding import Binding, captured_shape, rule_tensors
 from generator.spec import TL_DTYPES, AttentionSpec, Rule
 from verifier.arena import DTYPES, FAR_STRIDE, Place, Slot
 
+#: Tiles of kernels begin at multiples of this.
+TILE_EDGE = 16
 #: Changes whenever the suite does; stored with a verdict.
 SUITE_ID = "suite-1"
 
@@ -45,12 +47,17 @@ class Case:
         return (self.spec.batch, self.spec.seqlen_q, self.spec.seqlen_k)
 
     def row_indices(self) -> Tensor:
-        """The query rows to compare: all, or the first, the last and a random choice between."""
+        """The query rows to compare: all, or the first, the last, rows on both sides of tile edges, and any rows between."""
         total = self.spec.seqlen_q
         if not self.rows or total <= self.rows:
             return torch.arange(total)
-        middle = torch.randperm(total - 2, generator=_generator(self.seed, 7))[: self.rows - 2] + 1
-        return torch.cat([torch.tensor([0]), middle.sort().values, torch.tensor([total - 1])])
+        generator = _generator(self.seed, 7)
+        edges = torch.arange(TILE_EDGE, max(TILE_EDGE, total - 1), TILE_EDGE)
+        edges = edges[torch.randperm(len(edges), generator=generator)][: self.rows // 4]
+        chosen = torch.cat([torch.tensor([0, total - 1]), edges, edges - 1])
+        others = torch.randperm(total, generator=generator)
+        others = others[~torch.isin(others, chosen)][: self.rows - len(chosen)]
+        return torch.cat([chosen, others]).sort().values
 
 
 def fresh_seed() -> int:

@@ -66,6 +66,16 @@ def test_sizes_stay_within_seconds(spec):
         assert 2 * s.batch * s.num_heads * s.seqlen_q * s.seqlen_k * (s.head_dim + s.head_dim_v) <= 3e11, case
 
 
+def test_compared_rows_lie_at_both_ends_at_tile_edges_and_between():
+    spec = AttentionSpec(2, 2, 8, 8, 1, 1000, 64)
+    rows = Case("rows", spec, rows=40, seed=1).row_indices().tolist()
+    assert len(rows) == len(set(rows)) == 40 and rows == sorted(rows) and rows[0] == 0 and rows[-1] == 999
+    assert sum(r % 16 == 0 and r - 1 in rows for r in rows) >= 10
+    assert rows != Case("rows", spec, rows=40, seed=2).row_indices().tolist()
+    assert Case("rows", spec, rows=1000).row_indices().tolist() == list(range(1000))
+    assert Case("rows", spec.with_shape(seqlen_q=5), rows=4).row_indices().tolist()[0] == 0
+
+
 def test_numbers_shrink_with_the_length():
     spec = AttentionSpec(
         2, 2, 8, 8, 1, 8192, 8192, masks=(R("sink_window", sink=64, left=4095, right=-1), R("prefix", length=3000))
