@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from farm.config import Config
+from farm.devices import devices_here
 from generator.targets import TARGETS
 
 State = Literal["ok", "missing", "limited"]
@@ -55,9 +56,10 @@ def examine(config: Config, catalog: str | None = None) -> Examination:
     states = {f.name: f.state for f in findings}
     cpu = ("cpu",) if states["C++ compiler"] == "ok" and platform.machine() == "x86_64" else ()
     cuda = tuple(t.name for t in TARGETS.values() if t.family == "cuda") if states["CUDA compiler"] == "ok" else ()
-    has_gpu = states["GPU"] == "ok"
-    here = (*(("cpu",) if platform.machine() == "x86_64" else ()), *(_targets_of_gpus() if has_gpu else ()))
-    return Examination(findings, (*cpu, *cuda), tuple(t for t in here if t in (*cpu, *cuda)), here)
+    devices = devices_here()
+    verified = dict.fromkeys("cpu" if d.device == "cpu" else t for d in devices for t in d.targets)
+    loaded = dict.fromkeys("cpu" if d.device == "cpu" else t for d in devices for t in d.targets if t not in d.borrowed)
+    return Examination(findings, (*cpu, *cuda), tuple(t for t in verified if t in (*cpu, *cuda)), tuple(loaded))
 
 
 def _python() -> Iterator[Finding]:
@@ -142,16 +144,6 @@ def _gpu() -> Iterator[Finding]:
     except NoDevice as error:
         detail = str(error).removeprefix("device: ")
         yield Finding("GPU", "limited", f"none that can be used ({detail}); CUDA rows will say compiled_unverified")
-
-
-def _targets_of_gpus() -> tuple[str, ...]:
-    """Targets whose code runs on the first GPU: its own, and those of older cards, whose code is then only checked."""
-    from verifier.environment import device_key
-
-    major = int(str(device_key("cuda:0")["compute_capability"]).split(".")[0])
-    return tuple(
-        t for t, least in (("sm_75", 7), ("sm_80", 8), ("sm_90a", 9)) if (major == least or (t != "sm_90a" and major > least))
-    )
 
 
 def _places(config: Config, catalog: str | None) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import queue
 import threading
 import traceback
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from farm.jobs import Built, Job, Row, Shop
@@ -48,15 +49,16 @@ def run_stages(job: Job, shop: Shop) -> Row:
     """Build and prove one job here. A fault of our own code costs this one attempt, not the sweep."""
     stages = stages_of(shop)
     try:
-        built = stages.build(job, shop)
+        device, arch = stages.place(job.target)
+        built = stages.build(replace(job, arch=arch), shop)
         if not isinstance(built, Built):
             return built
-        if job.target not in stages.device_keys((job.target,)):
+        if device is None:
             return stages.row_unproven(built, "compiled_unverified", "no device here can run this target")
-        problems = _inspected("cpu", shop)
+        problems = _inspected(device, shop)
         if problems:
-            return stages.row_unproven(built, "missing_device", f"out of service: {problems[0]}")
-        return stages.prove(built, shop)
+            return stages.row_unproven(built, "missing_device", f"{device} is out of service: {problems[0]}")
+        return stages.prove(built, shop, device)
     except Exception as error:
         return stages.row_without_verdict(job, "not_run", trouble_of(error))
 

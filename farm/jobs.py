@@ -20,8 +20,9 @@ class Job:
     """One attempt: one program for one spec on one target.
 
     key: what resuming goes by. program: TL code with every hole filled; "" when the author gave none, and then `trouble` says
-    why, as (reason, message). texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already
-    known of the row (author, hashes, tokens).
+    why, as (reason, message). arch: what CUDA source is compiled for instead of its target, to be checked on a newer card.
+    texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already known of the row (author,
+    hashes, tokens).
     """
 
     key: str
@@ -32,6 +33,7 @@ class Job:
     rivals: tuple[str, ...] = ("torch-sdpa",)
     attempt_no: int = 1
     trouble: tuple[str, str] | None = None
+    arch: str | None = None
     texts: dict[str, str] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
 

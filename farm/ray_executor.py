@@ -10,14 +10,14 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from farm import actors
 from farm.actors import ray, start_session
+from farm.devices import devices_here
 from farm.executors import stages_of
 from farm.jobs import Built, Job, Row, Shop
-from farm.rules import forms_here
 
 __all__ = ["DeviceWish", "RayExecutor", "local_wishes", "start_session"]
 
@@ -32,14 +32,21 @@ GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
 class DeviceWish:
     """A device to put an actor on: the targets that it can judge, and what Ray has to give for it."""
 
-    device: str  # "cpu", "cuda:0"
+    device: str  # as its own actor names it: "cpu", and "cuda:0" whichever GPU Ray gave it
     targets: tuple[str, ...]
+    archs: tuple[tuple[str, str], ...] = ()  # of these, targets of older cards, and what their source is compiled for
     options: tuple[tuple[str, Any], ...] = (("num_cpus", 0),)
 
 
 def local_wishes(targets: tuple[str, ...]) -> tuple[DeviceWish, ...]:
     """The devices of this machine that a plan's targets can use."""
-    return (DeviceWish("cpu", forms_here()),) if set(targets) & set(forms_here()) else ()
+    useful = (d for d in devices_here() if set(targets) & set(d.targets))
+    return tuple(
+        DeviceWish("cpu", d.targets)
+        if d.device == "cpu"
+        else DeviceWish("cuda:0", d.targets, tuple((t, d.arch) for t in d.borrowed), (("num_gpus", 1), ("num_cpus", 1)))
+        for d in useful
+    )
 
 
 @dataclass(slots=True)
@@ -150,7 +157,7 @@ class RayExecutor:
         while self._todo and len(self._building) < self._num_builders and len(self._built) < self._num_builders + 2 * devices:
             with self._lock:
                 job = self._todo.popleft()
-            ref = actors.build.remote(job, self._shop)
+            ref = actors.build.remote(replace(job, arch=self._arch_for(job.target)), self._shop)
             self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S)
         for _ in range(len(self._built)):
             self._place(self._built.popleft())
@@ -250,6 +257,11 @@ class RayExecutor:
     def _open(self, wish: DeviceWish) -> _Slot:
         actor = actors.Device.options(**dict(wish.options)).remote(wish.device, self._shop)
         return _Slot(wish, actor, hello=actor.hello.remote(), deadline=time.monotonic() + HELLO_S)
+
+    def _arch_for(self, target: str) -> str | None:
+        """What a target's source is compiled for: another architecture where only newer cards are in service for it."""
+        able = [dict(s.wish.archs) for s in self._slots if target in s.wish.targets]
+        return None if not able or any(target not in archs for archs in able) else able[0][target]
 
     def _lost(self, job: Job, who: str, error: BaseException) -> Row:
         return self._stages.row_without_verdict(job, "lost_node", f"{who} was lost: {_first_line(error)}")

@@ -11,12 +11,12 @@ from catalog.store import Catalog
 from farm import rows, stages
 from farm.config import load_config
 from farm.console import InputError
+from farm.devices import arch_for, device_for, devices_here
 from farm.jobs import Built, Job, Row, Shop, new_run_id
 from generator.spec import spec_from_plain
 from generator.translate.records import Translated, launch_from_plain
 from verifier.children import Limits
 from verifier.compile import compile_translated
-from verifier.environment import device_key
 from verifier.records import Binary, CompileFailed
 
 #: Columns that say where a program came from: a row that is made again keeps them.
@@ -63,10 +63,11 @@ def reproduce(opened: Catalog, row: Row, shop: Shop, measure_s: float = 1.0) -> 
     if not isinstance(built, Built):
         return Reproduction(row, built, None)
     same = row["binary_hash"] == built.binary.hash if row["binary_hash"] else None
-    if job.target not in stages.device_keys((job.target,)):
+    device = device_for(job.target)
+    if device is None:
         after = stages.row_unproven(built, "compiled_unverified", "no device here can run this target")
     else:
-        after = stages.prove(built, shop)
+        after = stages.prove(built, shop, device.device)
     return Reproduction(row, after, same)
 
 
@@ -89,7 +90,7 @@ def _built(opened: Catalog, row: Row, job: Job, shop: Shop) -> Built | Row:
     launch = launch_from_plain(json.loads(row["launch"]))
     source, schedule = store.text(row["source_hash"]), json.loads(row["schedule"] or "{}")
     translated = Translated(row["target"], row["language"], source, launch, row["program_hash"] or "", schedule)
-    match compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s)):
+    match compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s), arch=arch_for(job.target)):
         case CompileFailed() as no:
             columns = job.columns | rows.of_log(no.log, store) | {"compile_s": no.compile_s}
             return stages.row_of(job, shop, columns, no.reason, rows.last_error(no.log))
@@ -102,7 +103,7 @@ def again(opened: Catalog, stale: Sequence[Row], say: Callable[[str], None]) -> 
 
     Rows of other devices are left for those. Binaries are those of the stored sources.
     """
-    config, here = load_config(), {device_key("cpu").hash}
+    config, here = load_config(), {device.key for device in devices_here()}
     config.cache.mkdir(parents=True, exist_ok=True)
     shop = Shop(opened.uri, str(config.cache), "verify-again")
     results = []

@@ -12,6 +12,7 @@ from typing import Any
 
 from catalog.artifacts import Artifacts
 from catalog.locations import Location
+from farm.devices import class_of
 from farm.jobs import Job
 from generator.translate.records import Translated
 from verifier.environment import DeviceKey, device_key, environment
@@ -78,7 +79,7 @@ def of_device(key: DeviceKey) -> Columns:
         "device_key": key.hash,
         "device": key,
         "device_name": key.name,
-        "device_class": key.kind,
+        "device_class": "cpu" if key.kind == "cpu" else class_of(key.name),
         "compute_capability": facts.get("compute_capability"),
         "sm_count": facts.get("sm_count"),
         "memory_bytes": facts.get("memory_bytes"),

@@ -18,9 +18,9 @@ from typing import Any
 
 from catalog.schema import make_row
 from farm import rows
+from farm.devices import arch_for, device_for, slot_of
 from farm.jobs import Built, Job, Row, Shop
 from farm.quiet import compiling, measuring
-from farm.rules import forms_here
 from farm.variants import load_variants
 from farm.versions import harness_version, translator_version
 from generator.spec import SpecError
@@ -67,7 +67,7 @@ def build(job: Job, shop: Shop) -> Built | Row:
         case Translated() as translated:
             columns |= rows.of_translated(translated, store)
     with compiling():
-        result = compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s))
+        result = compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s), arch=job.arch)
     match result:
         case CompileFailed() as no:
             columns |= rows.of_log(no.log, store) | {"compile_s": no.compile_s}
@@ -82,15 +82,15 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     job, columns = built.job, built.columns | dict(rows.device_columns(device))
     binary = rows.present(built.binary, rows.artifacts_at(shop.catalog), Path(shop.cache))
     try:
-        verdict = _judged(binary, built)
+        verdict = _judged(binary, built, device)
     except SpecError as error:
         return row_of(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
     columns |= rows.of_verdict(verdict)
     if isinstance(verdict, Failed):
         return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
     started = time.monotonic()
-    with measuring():
-        result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s, near=NEAR))
+    with measuring(slot_of(device)):
+        result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s, near=NEAR), device=device)
     columns["measure_s"] = time.monotonic() - started
     match result:
         case Failed() as no:
@@ -142,20 +142,26 @@ def versions() -> tuple[str, str]:
     return translator_version(), harness_version()
 
 
+def place(target: str) -> tuple[str | None, str | None]:
+    """The device here that judges a target, if there is one, and the architecture to compile for if not the target's."""
+    device = device_for(target)
+    return (None, None) if device is None else (device.device, arch_for(target))
+
+
 def device_keys(targets: Sequence[str]) -> dict[str, str]:
     """Target -> key of the device of this machine that runs it; what is missing here can only be built."""
-    return {target: device_key("cpu").hash for target in targets if target in forms_here()}
+    return {target: device.key for target in targets if (device := device_for(target)) is not None}
 
 
 # --------------------------------------------------------------------------------------------------------- small parts
 
 
-def _judged(binary: Binary, built: Built) -> Verdict:
+def _judged(binary: Binary, built: Built, device: str) -> Verdict:
     """The verdict on these bytes for this problem; one that passed a moment ago in this process is not asked for again."""
     key = (binary.hash, built.job.spec.hash)
     if (known := _VERDICTS.get(key)) is not None:
         return known
-    verdict = judge(binary, built.launch, built.job.spec)
+    verdict = judge(binary, built.launch, built.job.spec, device=device)
     if isinstance(verdict, Passed):
         _VERDICTS[key] = verdict
         while len(_VERDICTS) > _KEPT_VERDICTS:

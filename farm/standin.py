@@ -97,5 +97,9 @@ def versions() -> tuple[str, str]:
     return VERSION, VERSION
 
 
+def place(target: str) -> tuple[str | None, str | None]:
+    return (None if target.startswith("sm_") else "cpu"), None
+
+
 def device_keys(targets: tuple[str, ...]) -> dict[str, str]:
     return {target: digest_text("standin") for target in targets}
