@@ -19,7 +19,7 @@ from catalog.calls import AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen, packed_arguments
 from catalog.flash_fallback import FlashArguments, Window, dense, dense_output, varlen
-from catalog.frames import BoundKernel, RunFailed, check_out, sdpa_output
+from catalog.frames import RunFailed, bound_kernel, check_out, sdpa_output
 from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
 from catalog.plain_attention import torch_sdpa
@@ -98,7 +98,7 @@ def _sdpa_frame(server: Server, query: Tensor, key: Tensor, value: Tensor, optio
 
 def _bind_sdpa(call: AttentionCall, query: Tensor, loaded: LoadedKernel, spec: AttentionSpec) -> Callable[..., Tensor]:
     output = sdpa_output(query, call.head_dim_v)
-    kernel = BoundKernel(loaded.entry, call, spec, output, {}, parallel=0 if serving.forked else None)
+    kernel = bound_kernel(loaded.entry, call, spec, output, {}, parallel=0 if serving.forked else None)
     shape, strides = output.shape, output.strides
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from catalog.calls import AttentionCall
 from catalog.describe import describe_flash
 from catalog.flash_checks import check_dense, check_window
 from catalog.flash_fallback import FlashArguments
-from catalog.frames import NOTHING, BoundKernel, RunFailed, flash_output
+from catalog.frames import NOTHING, RunFailed, bound_kernel, flash_output
 from catalog.loader import LoadedKernel
 from catalog.plainness import is_plain, nothing_watches
 from catalog.serving import Frame, Server, outcomes, per_thread
@@ -89,7 +89,7 @@ def _bind(
     call: AttentionCall, q: Tensor, arguments: FlashArguments, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     output = flash_output(q, call.head_dim_v, out)
-    kernel = BoundKernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
+    kernel = bound_kernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
 
     def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         out = q.new_empty(output.shape) if out is None else out

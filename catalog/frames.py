@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from catalog.calls import AttentionCall, Strides
+from catalog.cuda_frames import BoundCudaKernel, CudaEntry
 from catalog.reasons import Reason, reason
 from generator.binding import BoundTensor, bind
 from generator.spec import AttentionSpec
@@ -58,7 +59,7 @@ class BoundKernel:
         binding = bind(kernel.launch, spec)
         self.kernel, self.out = kernel, out
         self._parallel = parallel
-        self._strides = [s for t in binding.tensors for s in _strides(t, call, spec, out, captured)]
+        self._strides = [s for t in binding.tensors for s in strides_of(t, call, spec, out, captured)]
         self._ints = [int(s.value) for s in binding.scalars if s.dtype == "i32"]
         self._floats = [float(s.value) for s in binding.scalars if s.dtype != "i32"]
         order = [t.name if t.role == "captured" else t.role for t in binding.tensors]
@@ -130,7 +131,21 @@ def _scratch(num_elements: int) -> int:
     return _per_thread.address
 
 
-def _strides(
+def bound_kernel(
+    entry: CpuKernel | CudaEntry,
+    call: AttentionCall,
+    spec: AttentionSpec,
+    out: Output,
+    captured: Mapping[str, Tensor],
+    parallel: int | None = None,
+) -> BoundKernel | BoundCudaKernel:
+    """What runs a loaded kernel, on the processor or on a GPU."""
+    if isinstance(entry, CudaEntry):
+        return BoundCudaKernel(entry, call, spec, out, captured)
+    return BoundKernel(entry, call, spec, out, captured, parallel)
+
+
+def strides_of(
     tensor: BoundTensor, call: AttentionCall, spec: AttentionSpec, out: Output, captured: Mapping[str, Tensor]
 ) -> tuple[int, ...]:
     """The strides of one parameter as the kernel addresses it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from catalog.counting import Outcomes
+from catalog.cuda_frames import CudaEntry
 from catalog.errors import CatalogError, DamagedFile
 from catalog.kernels import CatalogKernel
 from catalog.reasons import Reason, reason
@@ -37,7 +38,7 @@ class LoadedKernel:
     binary_hash: str
     num_bytes: int
     probed: bool
-    entry: CpuKernel
+    entry: CpuKernel | CudaEntry
 
     def to_plain(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("kernel_id", "binary_hash", "num_bytes", "probed")}
@@ -68,8 +69,11 @@ class Loader:
     def all(self) -> tuple[LoadedKernel, ...]:
         return tuple(self._loaded.values())
 
-    def load(self, kernel: CatalogKernel, read: Callable[[str], bytes], probe_timeout_s: float | None) -> LoadedKernel:
+    def load(
+        self, kernel: CatalogKernel, read: Callable[[str], bytes], probe_timeout_s: float | None, device: str = "cpu"
+    ) -> LoadedKernel:
         """The kernel, loaded now or before. read: gives the bytes of an artifact. probe_timeout_s: None for no golden case.
+        device: where the golden case runs; a cubin is loaded on every device that it is called on.
 
         Raises LoadFailed with a reason of digest, load_failed, probe_failed or quarantined.
         """
@@ -79,7 +83,7 @@ class Loader:
             if (found := self._loaded.get(kernel.binary_hash)) is not None:
                 return found
             try:
-                made = self._load(kernel, read, probe_timeout_s)
+                made = self._load(kernel, read, probe_timeout_s, device)
             except LoadFailed as failure:
                 if failure.lasting:
                     self._put_away(kernel.binary_hash, failure.reason)
@@ -99,15 +103,21 @@ class Loader:
             self._outcomes.get("error", "quarantined").tick()
             log.warning("kernel %s is under quarantine: %s", binary_hash[:12], why)
 
-    def _load(self, kernel: CatalogKernel, read: Callable[[str], bytes], probe_timeout_s: float | None) -> LoadedKernel:
+    def _load(
+        self, kernel: CatalogKernel, read: Callable[[str], bytes], probe_timeout_s: float | None, device: str
+    ) -> LoadedKernel:
         binary = self._verified_bytes(kernel, read)
         if probe_timeout_s is not None:
             from catalog.probe import probe
 
-            if (why := probe(kernel, binary, probe_timeout_s)) is not None:
+            if (why := probe(kernel, binary, probe_timeout_s, device)) is not None:
                 raise LoadFailed(why)
         try:
-            entry = load_cpu(binary, kernel.launch, expected_hash=kernel.binary_hash)
+            entry: CpuKernel | CudaEntry
+            if kernel.target == "cpu":
+                entry = load_cpu(binary, kernel.launch, expected_hash=kernel.binary_hash)
+            else:
+                entry = CudaEntry(kernel.launch, binary, kernel.binary_hash)
         except LaunchError as error:
             raise LoadFailed(reason("load_failed", str(error))) from None
         return LoadedKernel(kernel.kernel_id, kernel.binary_hash, len(binary), probe_timeout_s is not None, entry)

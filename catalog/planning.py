@@ -14,8 +14,9 @@ from torch import Tensor
 
 from catalog import attention, serving
 from catalog.calls import SPEC_DTYPES, AttentionCall
+from catalog.cuda_frames import BoundCudaKernel
 from catalog.decisions import Decision
-from catalog.frames import BoundKernel, RunFailed, check_out, contiguous_strides, flash_output, sdpa_output
+from catalog.frames import BoundKernel, RunFailed, bound_kernel, check_out, contiguous_strides, flash_output, sdpa_output
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
 from catalog.plainness import check_like, is_plain, never, nothing_watches
@@ -70,7 +71,7 @@ class Plan:
         self.decision, self.kernel, self.reasons = decision, decision.kernel_id, decision.reasons
         self.envelope: tuple[str, ...] = ()
         self._function, self._arguments = function, arguments
-        self._bound: BoundKernel | None = None
+        self._bound: BoundKernel | BoundCudaKernel | None = None
         self._captured: dict[str, Tensor] = {}
         self._binary_hash = ""
         self._facts, self._check = _facts(*example), check_like(*example) or never
@@ -139,7 +140,7 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
 
 def _bind(
     call: AttentionCall, kernel: CatalogKernel, loaded: LoadedKernel, q: Tensor, captured: dict[str, Tensor]
-) -> BoundKernel | None:
+) -> BoundKernel | BoundCudaKernel | None:
     """None for calls with more results than the output: their plans go through the function."""
     spec = matching_spec(call, kernel)
     assert spec is not None
@@ -147,7 +148,7 @@ def _bind(
         return None
     is_sdpa = call.function == "scaled_dot_product_attention"
     out = sdpa_output(q, call.head_dim_v) if is_sdpa else flash_output(q, call.head_dim_v, None)
-    return BoundKernel(loaded.entry, call, spec, out, captured, parallel=0 if serving.forked else None)
+    return bound_kernel(loaded.entry, call, spec, out, captured, parallel=0 if serving.forked else None)
 
 
 # ------------------------------------------------------------------------------------------------------------- warm-up
@@ -174,7 +175,7 @@ def warmup(what: str | Iterable[AttentionSpec], device: str = "cpu") -> tuple[Wa
     (AttentionSpec.to_json). Every kernel runs its golden case in a child process before it is loaded, unless `probe` is "off".
     """
     if what == "catalog":
-        return tuple(_warm_kernel(kernel) for kernel in _serviceable(device))
+        return tuple(_warm_kernel(kernel, device) for kernel in _serviceable(device))
     specs = _logged_specs(Path(what.removeprefix("log:"))) if isinstance(what, str) else tuple(what)
     return tuple(_warm_spec(spec, device) for spec in specs)
 
@@ -207,7 +208,7 @@ def _serviceable(device: str) -> tuple[CatalogKernel, ...]:
     return tuple(k for k in source.index.all() if k.unavailable is None and k.device_key == key and k.verified)
 
 
-def _warm_kernel(kernel: CatalogKernel) -> Warmed:
+def _warm_kernel(kernel: CatalogKernel, device: str) -> Warmed:
     started = time.perf_counter()
     server = serving.server()
     source, settings = server.source(), server.settings
@@ -215,7 +216,8 @@ def _warm_kernel(kernel: CatalogKernel) -> Warmed:
     if source.location_problem and not settings.allow_host_code:
         return Warmed(str(kernel.example), None, (Reason("location", source.location_problem),), 0.0)
     try:
-        serving.loader.load(kernel, source.read, settings.probe_timeout_s if settings.probe == "first_load" else None)
+        timeout_s = settings.probe_timeout_s if settings.probe == "first_load" else None
+        serving.loader.load(kernel, source.read, timeout_s, device)
     except LoadFailed as failure:
         return Warmed(str(kernel.example), None, (failure.reason,), time.perf_counter() - started)
     return Warmed(str(kernel.example), kernel.kernel_id, (), time.perf_counter() - started)

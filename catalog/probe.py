@@ -13,10 +13,11 @@ from catalog.reasons import Reason, reason
 from generator.binding import BindingError
 from generator.spec import SpecError
 from verifier.checks import check_outputs
+from verifier.gpu import NoDevice
 from verifier.inputs import Case, with_lengths
-from verifier.judge import outputs_of, set_up
+from verifier.judge import outputs_of, sandbox_on, set_up
 from verifier.launch import LaunchError
-from verifier.sandbox import CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
+from verifier.sandbox import CannotStart, Died, Outcome, Ran, SandboxLimits, TimedOut
 from verifier.trial import make_trial
 
 #: A case with fewer pairs of query and key than this tells little.
@@ -32,12 +33,14 @@ def golden_case(kernel: CatalogKernel) -> Case:
     return Case("golden case", spec, rows=16, seed=SEED)
 
 
-def probe(kernel: CatalogKernel, binary: bytes, timeout_s: float) -> Reason | None:
-    """None when the golden case came out right; else why not. binary: the very bytes that will be loaded."""
+def probe(kernel: CatalogKernel, binary: bytes, timeout_s: float, device: str = "cpu") -> Reason | None:
+    """None when the golden case came out right; else why not. binary: the very bytes that will be loaded. A GPU needs PyCUDA for
+    it, in the child.
+    """
     try:
         trial = make_trial(golden_case(kernel))
         limits = SandboxLimits(start_s=timeout_s, run_s=timeout_s)
-        with Sandbox(binary, kernel.launch, torch.get_num_threads(), limits) as child:
+        with sandbox_on(device, binary, kernel.launch, torch.get_num_threads(), limits) as child:
             setting = set_up(child, kernel.launch, trial)
             for outcome in (child.lay_out(setting.arena), child.run(setting.arena, setting.tensors, setting.scalars)):
                 if (why := _failure(outcome)) is not None:
@@ -49,7 +52,7 @@ def probe(kernel: CatalogKernel, binary: bytes, timeout_s: float) -> Reason | No
                 )
             finding = check_outputs(outputs_of(setting), trial.expected)
             return None if finding is None else reason("probe_failed", f"the golden case: {finding.witness.message}")
-    except (CannotStart, LaunchError, BindingError, SpecError) as error:
+    except (CannotStart, NoDevice, LaunchError, BindingError, SpecError) as error:
         return reason("probe_failed", str(error))
 
 

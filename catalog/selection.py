@@ -145,8 +145,6 @@ def _device(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
     if (kernel.target == "cpu") != on_cpu:
         yield reason("device", f"a kernel for {kernel.target}; the tensors lie on {question.call.device}")
         return
-    if not on_cpu:
-        yield reason("device", "this version loads kernels for CPUs only")
     if kernel.device_key != question.machine.device_key:
         yield reason("device", f"verified on {kernel.device_name}, another device than this {question.machine.device_name}")
     if on_cpu:

@@ -101,7 +101,7 @@ class Server:
             source = self.source()
             assert isinstance(source, Source)
             try:
-                return decision, kernel, loader.load(kernel, source.read, timeout_s)
+                return decision, kernel, loader.load(kernel, source.read, timeout_s, call.device)
             except LoadFailed as failure:
                 self._decisions.clear()
                 if not failure.lasting:

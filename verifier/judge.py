@@ -38,11 +38,16 @@ class Judging:
     device: str
 
     def sandbox(self) -> Sandbox:
-        if self.device == "cpu":
-            return Sandbox(self.data, self.launch, self.num_threads, self.limits)
-        from verifier.cuda_sandbox import CudaSandbox
+        return sandbox_on(self.device, self.data, self.launch, self.num_threads, self.limits)
 
-        return CudaSandbox(self.data, self.launch, self.device, self.limits)
+
+def sandbox_on(device: str, data: bytes, launch: Launch, num_threads: int, limits: SandboxLimits) -> Sandbox:
+    """A child on a device for these bytes, not started yet. Raises NoDevice."""
+    if device == "cpu":
+        return Sandbox(data, launch, num_threads, limits)
+    from verifier.cuda_sandbox import CudaSandbox
+
+    return CudaSandbox(data, launch, device, limits)
 
 
 def default_device(target: str) -> str:

@@ -49,11 +49,18 @@ class Check:
 
 
 def selftest(
-    cache_dir: str | os.PathLike[str], *, quick: bool = False, progress: Callable[[Check], None] | None = None
+    cache_dir: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    progress: Callable[[Check], None] | None = None,
+    device: str = "cpu",
 ) -> tuple[Check, ...]:
-    """Every check, in order; `progress` is told each as it ends. quick: a third of the traps, no timing."""
+    """Every check of a device, in order; `progress` is told each as it ends. quick: a third of the traps, no timing.
+
+    Raises NoDevice for one that is not there.
+    """
     checks = []
-    for check in _checks(cache_dir, quick):
+    for check in _checks_of(device, cache_dir, quick):
         checks.append(check)
         if progress is not None:
             progress(check)
@@ -64,14 +71,16 @@ def passed(checks: tuple[Check, ...]) -> bool:
     return bool(checks) and all(check.ok for check in checks)
 
 
-def ensure_selftest(cache_dir: str | os.PathLike[str], progress: Callable[[Check], None] | None = None) -> tuple[Check, ...]:
-    """The quick self-test, run once for this code on this machine: a pass is remembered in the cache folder, a failure is not."""
-    path = Path(cache_dir) / "selftest" / f"{selftest_key()}.json"
+def ensure_selftest(
+    cache_dir: str | os.PathLike[str], progress: Callable[[Check], None] | None = None, device: str = "cpu"
+) -> tuple[Check, ...]:
+    """The quick self-test, run once for this code on this device: a pass is remembered in the cache folder, a failure is not."""
+    path = Path(cache_dir) / "selftest" / f"{selftest_key(device)}.json"
     try:
         return tuple(Check(**plain) for plain in json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         pass
-    checks = selftest(cache_dir, quick=True, progress=progress)
+    checks = selftest(cache_dir, quick=True, progress=progress, device=device)
     if passed(checks):
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -81,19 +90,28 @@ def ensure_selftest(cache_dir: str | os.PathLike[str], progress: Callable[[Check
 
 
 @functools.cache
-def selftest_key() -> str:
-    """Changes with the verifier's own code, the machine, the kernel, the compiler, torch and Python."""
+def selftest_key(device: str = "cpu") -> str:
+    """Changes with the verifier's own code, the device, the kernel, the compiler, torch and Python."""
     folder = Path(__file__).parent
-    sources = sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".cpp", ".h"))
+    sources = sorted(p for p in folder.rglob("*") if p.suffix in (".py", ".cpp", ".cu", ".h"))
     code = {str(p.relative_to(folder)): digest_bytes(p.read_bytes()) for p in sources}
     try:
         compiler = find_compiler().version
     except NoCompiler:
         compiler = ""
-    return digest([code, device_key().hash, os.uname().release, compiler, package_version("torch"), sys.version])
+    packages = [package_version(name) for name in ("torch", "pycuda", "cuda-bindings")]
+    return digest([code, device_key(device).hash, os.uname().release, compiler, *packages, sys.version])
 
 
 # --------------------------------------------------------------------------------------------------------------- checks
+
+
+def _checks_of(device: str, cache_dir: str | os.PathLike[str], quick: bool) -> Iterator[Check]:
+    if device == "cpu":
+        return _checks(cache_dir, quick)
+    from verifier.cuda_selftest import gpu_checks
+
+    return gpu_checks(cache_dir, device, quick)
 
 
 def _checks(cache_dir: str | os.PathLike[str], quick: bool) -> Iterator[Check]:
@@ -122,7 +140,7 @@ def _good_kernels(cache_dir: str | os.PathLike[str], dtypes: tuple[TensorDType, 
     for dtype in dtypes:
         started = time.monotonic()
         verdict = _verdict(cache_dir, "good", replace(SPEC, dtype=dtype))
-        yield Check(f"known good kernel, {dtype}", "ok", _words(verdict), isinstance(verdict, Passed), _since(started))
+        yield Check(f"known good kernel, {dtype}", "ok", words(verdict), isinstance(verdict, Passed), since(started))
         if isinstance(verdict, Passed):
             fences = verdict.fences
     for fence, loss in FENCES.items():
@@ -135,7 +153,7 @@ def _trap(cache_dir: str | os.PathLike[str], trap: Trap) -> Check:
     started = time.monotonic()
     verdict = _verdict(cache_dir, trap.name, SPEC)
     right = isinstance(verdict, Failed) and (verdict.reason, verdict.witness.check) == (trap.reason, trap.check)
-    return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check})", _words(verdict), right, _since(started))
+    return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check})", words(verdict), right, since(started))
 
 
 def _verdict(cache_dir: str | os.PathLike[str], name: str, spec: AttentionSpec) -> Verdict | str:
@@ -150,7 +168,7 @@ def _timed_trap(cache_dir: str | os.PathLike[str], trap: Trap) -> Check:
     started = time.monotonic()
     result = _measured(cache_dir, trap.name)
     right = isinstance(result, Failed) and (result.reason, result.witness.check) == (trap.reason, trap.check)
-    return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check}) in a timed call", _words(result), right, _since(started))
+    return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check}) in a timed call", words(result), right, since(started))
 
 
 def _clock(cache_dir: str | os.PathLike[str]) -> Check:
@@ -158,8 +176,8 @@ def _clock(cache_dir: str | os.PathLike[str]) -> Check:
     started = time.monotonic()
     result = _measured(cache_dir, "slow_and_patched_clock")
     right = isinstance(result, Measurement) and result.ours.p50_s > 0.005
-    found = f"{result.ours.p50_s * 1e3:.1f} ms" if isinstance(result, Measurement) else _words(result)
-    return Check("a stopped clock", "at least 5 ms a call", found, right, _since(started))
+    found = f"{result.ours.p50_s * 1e3:.1f} ms" if isinstance(result, Measurement) else words(result)
+    return Check("a stopped clock", "at least 5 ms a call", found, right, since(started))
 
 
 def _measured(cache_dir: str | os.PathLike[str], name: str) -> Measurement | Failed | str:
@@ -170,7 +188,7 @@ def _measured(cache_dir: str | os.PathLike[str], name: str) -> Measurement | Fai
     return measure(binary, translated.launch, SPEC, num_threads=2, patience=Patience(min_rounds=4, max_rounds=6, budget_s=1.0))
 
 
-def _words(result: Verdict | Measurement | str) -> str:
+def words(result: Verdict | Measurement | str) -> str:
     match result:
         case str():
             return result
@@ -182,5 +200,5 @@ def _words(result: Verdict | Measurement | str) -> str:
             return "ok"
 
 
-def _since(started: float) -> float:
+def since(started: float) -> float:
     return round(time.monotonic() - started, 3)

@@ -1,0 +1,158 @@
+"""A cubin with everything bound that stays the same between CUDA calls of one shape. Chooses none, judges none.
+
+Launches go to torch's current stream on the tensors' device, whatever device or context is current in the calling thread. The
+launcher is the one that the verifier's children use (`verifier.launch_cuda`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from catalog.calls import AttentionCall
+from catalog.reasons import reason
+from generator.binding import bind
+from generator.canonical import digest_bytes
+from generator.spec import AttentionSpec
+from generator.translate.records import Launch
+from verifier.launch import LaunchError
+
+#: Calls whose arguments stay packed: as many sets of addresses of one shape as a serving loop goes round.
+KEPT_CALLS = 64
+
+
+class CudaEntry:
+    """A cubin in this process, loaded on each device when it is first called there, for the life of the process."""
+
+    def __init__(self, launch: Launch, cubin: bytes, expected_hash: str) -> None:
+        """Raises LaunchError for other bytes than the expected ones."""
+        if digest_bytes(cubin) != expected_hash:
+            raise LaunchError("binary: it is not what was verified (SHA-256 differs)")
+        self.launch, self._cubin = launch, cubin
+        self._kernels: dict[tuple[int, int], Any] = {}
+        self._lock = threading.Lock()
+        wanted = launch.target_facts.get("workspace")
+        self._one_a_stream = bool(wanted and wanted.get("exclusive"))
+
+    def kernel(self, device: int, stream: int) -> Any:
+        """The loaded kernel for a device; one of its own for each stream where launches may not overlap. Raises CudaError."""
+        from verifier.launch_cuda import CudaKernel
+
+        key = (device, stream if self._one_a_stream else 0)
+        with self._lock:
+            if key not in self._kernels:
+                self._kernels[key] = CudaKernel(self.launch, self._cubin)
+            return self._kernels[key]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor as the kernel addresses it; strides in elements. Holds no memory."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+class BoundCudaKernel:
+    """A loaded cubin for the exact shapes and strides of a call. Threads may share it."""
+
+    def __init__(
+        self, entry: CudaEntry, call: AttentionCall, spec: AttentionSpec, out: Any, captured: Mapping[str, Tensor]
+    ) -> None:
+        from catalog.frames import strides_of
+
+        binding = bind(entry.launch, spec)
+        self.out, self._entry = out, entry
+        self._names = [t.name if t.role == "captured" else t.role for t in binding.tensors]
+        self._shapes = [t.parameter_shape(spec) for t in binding.tensors]
+        self._strides = [strides_of(t, call, spec, out, captured) for t in binding.tensors]
+        self._scalars = [s.value for s in binding.scalars]
+        self._lse_shape = (call.batch, call.num_heads, call.seqlen_q)
+        self._prepared: dict[tuple[int, ...], Any] = {}
+        self._keeping = threading.Lock()
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] | None = None) -> None:
+        """Writes `out`, queued on the current stream; no LSE is written. Raises RunFailed."""
+        self._run(q.device.index, {"q": q, "k": k, "v": v, "o": out, **(captured or {})})
+
+    def run_with_lse(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] | None = None) -> Tensor:
+        """Writes `out` and gives the LSE (B, H, Sq). Raises RunFailed."""
+        lse = q.new_empty(self._lse_shape, dtype=torch.float32)
+        self._run(q.device.index, {"q": q, "k": k, "v": v, "o": out, "lse": lse, **(captured or {})})
+        return lse
+
+    def _run(self, device: int, tensors: Mapping[str, Tensor]) -> None:
+        from catalog.frames import RunFailed
+        from verifier.launch_cuda import CudaError
+
+        stream = current_stream(device)
+        addresses = tuple(tensors[name].data_ptr() if name in tensors else 0 for name in self._names)
+        try:
+            with on_device(device):
+                prepared = self._prepared.get((device, stream, *addresses))
+                if prepared is None:
+                    prepared = self._prepare(device, stream, addresses)
+                prepared.run(stream)
+        except LaunchError as error:
+            raise RunFailed(reason("layout", str(error)), broken=False) from None
+        except CudaError as error:
+            raise RunFailed(reason("launch_failed", str(error)), broken=True) from None
+
+    def _prepare(self, device: int, stream: int, addresses: tuple[int, ...]) -> Any:
+        kernel = self._entry.kernel(device, stream)
+        places = zip(addresses, self._shapes, self._strides, strict=True)
+        prepared = kernel.prepare([PlacedTensor(*place) if place[0] else None for place in places], self._scalars)
+        most = 1 if prepared.repacks else KEPT_CALLS  # copies of operands take memory
+        with self._keeping:
+            while len(self._prepared) >= most:
+                del self._prepared[next(iter(self._prepared))]
+            self._prepared[(device, stream, *addresses)] = prepared
+        return prepared
+
+
+def current_stream(device: int) -> int:
+    """The handle of torch's current stream on a device."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+@functools.cache
+def _primary_context(device: int) -> Any:
+    """torch's context of a device: torch numbers devices as the driver does."""
+    from cuda.bindings import driver
+
+    from verifier.launch_cuda import checked
+
+    ordinal = checked(driver.cuDeviceGet(device), f"device {device}")
+    return checked(driver.cuDevicePrimaryCtxRetain(ordinal), f"the context of device {device}")
+
+
+@contextlib.contextmanager
+def on_device(device: int) -> Iterator[None]:
+    """torch's context of the device is current inside, in threads that never used CUDA as well; outside it is as before."""
+    from cuda.bindings import driver
+
+    from verifier.launch_cuda import checked
+
+    context = _primary_context(device)
+    if int(checked(driver.cuCtxGetCurrent(), "current context")) == int(context):
+        yield
+        return
+    checked(driver.cuCtxPushCurrent(context), "entering the context")
+    try:
+        yield
+    finally:
+        checked(driver.cuCtxPopCurrent(), "leaving the context")
