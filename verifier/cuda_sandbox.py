@@ -42,6 +42,7 @@ class CudaSandbox(Sandbox):
         self.device, self.uuid = device, uuid_of(device)
         self._before: GpuUse = use_of(device)
         self._harmed = False
+        self.facts: dict[str, Any] = {}  # what the driver said of the device
         super().__init__(cubin, launch, 1, limits)
 
     @property

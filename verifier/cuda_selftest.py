@@ -18,7 +18,7 @@ from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
 from verifier.cuda_benchmark import measure_cuda
 from verifier.cuda_sandbox import device_facts
 from verifier.environment import device_key
-from verifier.gpu import capability_of
+from verifier.gpu import NoDevice, capability_of
 from verifier.judge import judge
 from verifier.records import CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.sandbox import CannotStart, SandboxLimits
@@ -66,7 +66,7 @@ def _facts(device: str) -> Check:
     expected = f"{key.name}, {key['sm_count']} multiprocessors, {key['compute_capability']}"
     try:
         told = device_facts(device)
-    except CannotStart as error:
+    except (CannotStart, NoDevice) as error:
         return Check("tiny kernel", expected, str(error), False, since(started))
     found = f"{told['name']}, {told['sm_count']} multiprocessors, {told['compute_capability']}"
     return Check("tiny kernel and facts", expected, found, found == expected, since(started))
