@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import ray
 
+from farm.console import InputError
 from farm.executors import stages_of, trouble_of
 from farm.jobs import Built, Job, Row, Shop
 
@@ -66,17 +68,31 @@ class Device:
         return row, time.monotonic() - start
 
 
+_QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
+
+
 def start_session(address: str, num_cpus: int) -> str:
     """Connects to a cluster, or starts one on this machine for "local". Returns the session's folder ("" for a foreign cluster).
 
     The address is always explicit: Ray on its own joins any cluster that is announced on the machine.
     """
-    quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
     if address != "local":
-        ray.init(address=address, **quiet)
+        join_cluster(address)
         return ""
-    context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **quiet)
+    context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **_QUIET)
     return str(context.address_info["session_dir"])
+
+
+def join_cluster(address: str) -> None:
+    """Connects to a running cluster, once. Raises InputError where there is none at the address."""
+    if ray.is_initialized():
+        return
+    try:
+        ray.init(address=address, **_QUIET)
+    except (OSError, RuntimeError, ValueError) as error:
+        said = re.split(r"\. (?=[A-Z])", " ".join(str(error).split()))[0].rstrip(".")
+        wanted = "expected local, or a running cluster: auto or ray://HOST:PORT"
+        raise InputError("--address", f"{wanted}; {address!r}: {said}") from None
 
 
 def stop_session() -> None:

@@ -32,7 +32,7 @@ def open_catalog(location: str | None, *, skip_damaged: bool = False) -> Catalog
     from catalog import store
     from farm.config import load_config
 
-    return store.open(location or load_config().catalog, damaged="skip" if skip_damaged else "raise")
+    return store.open(load_config().catalog if location is None else location, damaged="skip" if skip_damaged else "raise")
 
 
 def columns_of(text: str | None) -> list[str] | None:

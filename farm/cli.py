@@ -29,7 +29,6 @@ app = typer.Typer(
 )
 app.add_typer(tl_app, name="tl")
 app.add_typer(catalog_app, name="catalog")
-app.add_typer(catalog_app, name="catalog")
 app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
 app.command(epilog="Example: farm report --catalog ./farm-catalog -o report.html")(report)
 app.command(epilog="Example: farm explain 1x32/8x777 --dim 128 --dtype fp32 --causal")(explain)
@@ -106,7 +105,7 @@ def sweep(
     from farm.tables import print_summary
 
     config = load_config()
-    options = Options(catalog or chosen.catalog or config.catalog, executor, address, quiet, stages)
+    options = Options(chosen.catalog or config.catalog if catalog is None else catalog, executor, address, quiet, stages)
     summary = run_sweep(chosen, options, config)
     if as_json:
         typer.echo(json.dumps(summary.plain()))

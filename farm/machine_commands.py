@@ -1,4 +1,4 @@
-"""`farm doctor`, `selftest`, `targets`, `variants`, `report`: what a machine can do, what a catalog holds.."""
+"""`farm doctor`, `selftest`, `targets`, `variants`, `report`: what a machine can do, what a catalog holds."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def report(
     from farm.config import load_config
     from farm.report import make_report
 
-    page = make_report(store.open(catalog or load_config().catalog))
+    page = make_report(store.open(load_config().catalog if catalog is None else catalog))
     try:
         output.write_text(page)
     except OSError as error:

@@ -103,6 +103,10 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     except ValueError as error:
         raise InputError("", str(error)) from None
     check_author(plan)
+    if options.executor == "ray" and options.address != "local":
+        from farm.actors import join_cluster
+
+        join_cluster(options.address)  # before anything is written
     opened = store.open(options.catalog, create=True)
     config.cache.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id()

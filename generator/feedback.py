@@ -24,8 +24,8 @@ CORRECT: frozenset[FeedbackKind] = frozenset({"measured"})
 class Feedback:
     """The outcome of one proposal for its author.
 
-    text: what a person, or a model, should read: errors with lines and hints, or measured facts. score_s: median seconds per call of
-    a correct, measured kernel (lower is better), else None; correctness and speed are never mixed into one number.
+    text: what a person, or a model, should read: errors with lines and hints, or measured facts. score_s: median seconds per call
+    of a correct, measured kernel (lower is better), else None; correctness and speed are never mixed into one number.
     """
 
     kind: FeedbackKind

@@ -35,7 +35,7 @@ TOLERANCE = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Wrong:
-    """What is wrong first. line: of the program's text, 0 where it cannot be told; input_name: the smallest input that shows it."""
+    """What is wrong first. line: of the program's text, 0 where unknown; input_name: the smallest input that shows it."""
 
     message: str
     line: int = 0
@@ -207,8 +207,8 @@ class _Search:
         else:
             self.place.v_from = first
             if first is not None and self.place.k_from is not None and first != self.place.k_from:
-                message = f"the tile of V starts at key {first} where the tile of K starts at key {self.place.k_from}: their coordinates differ."
-                raise _Found(Wrong(message, step.statement.span.line))
+                where = f"the tile of V starts at key {first} where the tile of K starts at key {self.place.k_from}"
+                raise _Found(Wrong(f"{where}: their coordinates differ.", step.statement.span.line))
 
     def _look_at_gemm(self, step: Step, gemm: Gemm) -> None:
         place = self.place
@@ -270,9 +270,9 @@ class _Search:
             place.normalizer = next(iter(fits), None)
         elif place.normalizer not in fits:
             message = (
-                f"after the tile from key {place.seen_k[-1]} on, {gemm.into} over {place.normalizer} is no longer the weighted mean of the "
-                f"values seen so far; it was right after the tile from key {place.normalized_at} on. When the reference of a row moves, "
-                f"both have to be rescaled by the same factor."
+                f"after the tile from key {place.seen_k[-1]} on, {gemm.into} over {place.normalizer} is no longer the weighted "
+                f"mean of the values seen so far; it was right after the tile from key {place.normalized_at} on. When the "
+                f"reference of a row moves, both have to be rescaled by the same factor."
             )
             raise _Found(Wrong(message, gemm.span.line))
         place.normalized_at = place.seen_k[-1]
@@ -287,7 +287,7 @@ class _Search:
         return seen[head % self.spec.group].numpy()
 
     def _mean_so_far(self, height: int) -> tuple[np.ndarray, np.ndarray]:
-        """softmax over the visible keys brought so far, times V, for the block's rows inside the matrix; and which rows see any."""
+        """softmax over the visible keys brought so far, times V, for the block's rows in the matrix; and which rows see any."""
         place = self.place
         assert place is not None and place.q_from is not None
         batch, head = self._head()

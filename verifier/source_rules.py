@@ -1,4 +1,6 @@
-"""What foreign source text may hold before anyone compiles it. A first wall, not the last: the sandbox and the binary's imports are checked too.
+"""What foreign source text may hold before anyone compiles it. A first wall, not the last.
+
+The sandbox and the binary's imports are checked too.
 
 Applies to device code that a model or a stranger wrote. Our translators' output needs none of it.
 """
@@ -90,7 +92,7 @@ class Violation:
 
 
 def violations(source: str, language: Language) -> tuple[Violation, ...]:
-    """Everything in the text that is refused, by line; empty means that it may be compiled in a sandbox. One pass, linear in its length."""
+    """Everything in the text that is refused, by line; empty: it may be compiled in a sandbox. One pass, linear in its length."""
     if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         return (Violation(1, f"the source is longer than {MAX_SOURCE_BYTES >> 20} MiB"),)
     if "\0" in source:

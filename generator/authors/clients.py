@@ -56,7 +56,7 @@ class Endpoint:
         key = os.environ.get("OPENAI_API_KEY", "")
         if not key and url is None:
             raise ValueError(
-                "no model endpoint: set OPENAI_API_KEY for a hosted model, or --base-url for a server of your own (vLLM, Ollama, ...)"
+                "no model endpoint: set OPENAI_API_KEY for a hosted model, or --base-url for your own server (vLLM, Ollama, ...)"
             )
         return Endpoint(url, key or "none", **settings)
 

@@ -39,7 +39,7 @@ class Request:
 class Answer:
     """What came back: the first choice's text, never trusted.
 
-    finish_reason: as the server said ("stop", "length", "content_filter", ...). tokens are the server's count, or our estimate where it
+    finish_reason: as the server said ("stop", "length", "content_filter", ...). tokens: the server's count, or our estimate if it
     gave none (`tokens_estimated`). seconds: from sending to the last byte, retries excluded.
     """
 

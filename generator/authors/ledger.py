@@ -63,7 +63,7 @@ class Spent:
 class Ledger:
     """The one mutable book of a run; safe to use from several threads.
 
-    `admit` is asked before work starts and reserves the work's upper bound, so that several workers cannot pass the same last dollar twice:
+    `admit` is asked before work starts and reserves the work's upper bound, so that no two workers spend the same last dollar:
     what a worker overshoots is at most what its one attempt in flight costs beyond its estimate.
     """
 

@@ -33,7 +33,9 @@ class FeedbackRecord(Protocol):
 @dataclass(frozen=True, slots=True)
 class Search:
     """How far to look. samples: independent first answers; repairs: bound on mending one of them; beam: how many right ones
-    are taken further; improvements: rounds of asking for faster ones; min_gain: a round that gains less counts as none; patience: rounds without gain before stopping."""
+    are taken further; improvements: rounds of asking for faster ones; min_gain: a round that gains less counts as none;
+    patience: rounds without gain before stopping.
+    """
 
     samples: int = 1
     repairs: int = 4
@@ -74,8 +76,8 @@ class _BudgetSpent(Exception):
 class LanguageModelAuthor:
     """One search for one spec on one target.
 
-    Deterministic but for the model's answers and the feedback: with both on record (`client` a RecordedClient, `record` a transcript
-    store), a second run makes the same requests, bit for bit.
+    Deterministic but for the model's answers and the feedback: with both on record (`client` a RecordedClient, `record` a store
+    of transcripts), a second run makes the same requests, bit for bit.
     """
 
     client: ModelClient

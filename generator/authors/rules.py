@@ -106,10 +106,11 @@ class _Variant:
     def exponent(self) -> str:
         """What P is 2 to the power of.
 
-        On a GPU with 16-bit inputs `S * c - base * c`: one multiply-add an element instead of a subtraction and a product, up to 6% of
-        a kernel's time. `base * c` is rounded to 2^-24 of itself: at logits of 1e4 that is 6e-4 of a weight, the same for a whole row.
-        It cancels in O, which is divided by the sum of those weights, and stays under the rounding of one weight in LSE. With fp32
-        inputs it would be the largest error, so there, and on a CPU, whose multiply and add are as fast, it stays `(S - base) * c`.
+        On a GPU with 16-bit inputs `S * c - base * c`: one multiply-add an element instead of a subtraction and a product, up to
+        6% of a kernel's time. `base * c` is rounded to 2^-24 of itself: at logits of 1e4 that is 6e-4 of a weight, the same for a
+        whole row. It cancels in O, which is divided by the sum of those weights, and stays under the rounding of one weight in
+        LSE. With fp32 inputs it would be the largest error, so there, and on a CPU, whose multiply and add are as fast, it stays
+        `(S - base) * c`.
         """
         if not self.keeps_raw_scores:
             return "S - base"

@@ -42,7 +42,10 @@ class ScalarParameter:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """How the entry point is called. `target_facts` holds what only one kind of target needs (grid, shared memory, instruction set), as plain JSON values."""
+    """How the entry point is called.
+
+    target_facts: what only one kind of target needs (grid, shared memory, instruction set), as plain JSON values.
+    """
 
     entry: str
     tensors: tuple[TensorParameter, ...]

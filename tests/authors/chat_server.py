@@ -1,4 +1,4 @@
-"""A real HTTP server that speaks the chat-completions protocol as badly as a test wants. Not a model: it plays what it is given."""
+"""A real HTTP server that speaks the chat-completions protocol as badly as a test wants. No model: it plays what it is given."""
 
 from __future__ import annotations
 

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
 
 from farm.cli import app
 
+ROOT = Path(__file__).parents[2]
 
-def farm(*args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "farm", *args], capture_output=True, text=True, timeout=timeout)
+
+def farm(*args: str, timeout: float = 60, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
+    command = [sys.executable, "-m", "farm", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | path)
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -48,11 +54,29 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
     assert len(done.stderr.splitlines()) == 2 and "models[0].seqlens[0]" in done.stderr and "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("args", [("sweep", "no.yaml"), ("sweep", "--tragets", "cpu"), ("sweeep",)])
-def test_bad_arguments_are_one_line(args: tuple[str, ...]) -> None:
-    done = farm(*args)
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("sweep", "no.yaml"), "no.yaml: cannot be read"),
+        (("sweep", "--tragets", "cpu"), "--tragets"),
+        (("sweeep",), "sweeep"),
+        (("sweep", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
+        (("sweep", "--catalog", "foo://bar"), "catalog: cannot use 'foo://bar'"),
+        (
+            ("sweep", "--address", "nowhere"),
+            "expected local, or a running cluster: auto or ray://HOST:PORT; 'nowhere'",
+        ),
+        (("sweep", "--budget", "hours=1"), "--budget: expected one of minutes, attempts, usd, tokens, gpu_s, found 'hours'"),
+        (("catalog", "list", "--catalog", "none"), "catalog: there is no catalog at"),
+        (("report", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
+        (("variants", "."), "cannot be read: is a directory"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_leave_nothing(args: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    done = farm(*args, cwd=tmp_path)
     assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) == 1 and message in done.stderr and not done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 def test_dry_run_lists_problems() -> None:

@@ -97,7 +97,9 @@ class _Prover:
         tied = column_tiles(loop, self.program, self.scope, skippable)
         hidden = neutral(loop, tied, skippable, cases + touched if closed else unknown, self.values)
         why = self._why(index, skippable, closed)
-        self.proofs[index] = LoopProof(skippable, why, self._dead_first(loop, state, cases), hidden, tied if hidden else frozenset())
+        self.proofs[index] = LoopProof(
+            skippable, why, self._dead_first(loop, state, cases), hidden, tied if hidden else frozenset()
+        )
         return cases + touched if closed else unknown
 
     def _why(self, index: int, skippable: tuple[Expr, ...], closed: bool) -> str:
