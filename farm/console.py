@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -20,6 +22,15 @@ class InputError(ValueError):
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}" if name else message)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of the file that --output names. Raises InputError where it cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError("--output", f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def fail(message: str) -> None:

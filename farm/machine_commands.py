@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from farm.console import EXIT_FAILED, InputError
+from farm.console import EXIT_FAILED, writing
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
@@ -89,10 +89,8 @@ def report(
     from farm.report import make_report
 
     page = make_report(store.open(load_config().catalog if catalog is None else catalog))
-    try:
+    with writing(output):
         output.write_text(page)
-    except OSError as error:
-        raise InputError("--output", f"{output}: cannot be written: {(error.strerror or str(error)).lower()}") from None
     typer.echo(f"{output}: {len(page)} bytes")
 
 

@@ -55,7 +55,7 @@ def _arguments(
         raise InputError("CALL", f"expected BATCHxHEADS[/KV_HEADS]xSEQLEN_Q[xSEQLEN_K], such as 1x32/8x777, found {call!r}")
     batch, heads, seqlen_q = int(found[1]), int(found[2]), int(found[4])
     kv_heads, seqlen_k = int(found[3] or heads), int(found[5] or seqlen_q)
-    dims = re.fullmatch(r"(\d+)(?:/(\d+))?", dim)
+    dims = re.fullmatch(r"([1-9]\d*)(?:/([1-9]\d*))?", dim)
     if not dims:
         raise InputError("--dim", f"expected HEAD_DIM or HEAD_DIM/HEAD_DIM_V, found {dim!r}")
     if dtype not in _DTYPES:

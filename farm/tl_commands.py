@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.console import InputError
+from farm.console import InputError, writing
 
 if TYPE_CHECKING:
     from generator.tl.ir import Program
@@ -120,7 +120,8 @@ def translate(
     if as_json:
         typer.echo(json.dumps(to_plain(result)))
     elif output:
-        output.write_text(result.source)
+        with writing(output):
+            output.write_text(result.source)
     else:
         sys.stdout.write(result.source)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from farm.console import InputError
+from farm.console import InputError, writing
 from generator.binding import bind
 from generator.spec import AttentionSpec
 from generator.tl.expand import expand
@@ -43,7 +43,8 @@ def run_file(
     else:
         runs = [_other(program, sizes | scalars, header, path, np.random.default_rng(seed)) for sizes in _sizes(header, scalars)]
     if output:
-        np.savez(output, **runs[-1]["outputs"])
+        with writing(output):
+            np.savez(output, **runs[-1]["outputs"])
     return [{k: v for k, v in run.items() if k != "outputs"} for run in runs]
 
 

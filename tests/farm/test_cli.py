@@ -14,6 +14,7 @@ import typer
 from farm.cli import app
 
 ROOT = Path(__file__).parents[2]
+CAUSAL = str(ROOT / "examples/tl/causal.tl")
 
 
 def farm(*args: str, timeout: float = 60, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -70,6 +71,12 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("catalog", "list", "--catalog", "none"), "catalog: there is no catalog at"),
         (("report", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
         (("variants", "."), "cannot be read: is a directory"),
+        (
+            ("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"),
+            "--output: none/x.cpp: cannot be written: no such file",
+        ),
+        (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such file"),
+        (("explain", "1x32/8x777", "--dim", "0"), "--dim: expected HEAD_DIM or HEAD_DIM/HEAD_DIM_V, found '0'"),
     ],
 )
 def test_bad_arguments_are_one_line_and_leave_nothing(args: tuple[str, ...], message: str, tmp_path: Path) -> None:
