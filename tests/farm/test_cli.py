@@ -71,7 +71,7 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("catalog", "list", "--catalog", "none"), "catalog: there is no catalog at"),
         (("report", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
         (("variants", "."), "cannot be read: is a directory"),
-        (
+        (("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"), "--output: none/x.cpp: cannot be written"),
             ("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"),
             "--output: none/x.cpp: cannot be written: no such file",
         ),
