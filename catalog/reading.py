@@ -119,7 +119,7 @@ class View:
 
     @functools.cached_property
     def resolved(self) -> Resolved:
-        """Which rows count: the last in order of (final before transient, attempt number, sequence, row id) of each key."""
+        """Which rows count: the last in order of (final after transient, attempt number, sequence, row, writer) of each key."""
         loose = self._loose(_IDENTITY)
         allowed = _allowed(loose, self.snapshot.fences)
         kept = loose.filter(allowed)
@@ -279,8 +279,8 @@ def _allowed(table: pa.Table, fences: Sequence[marks.Fence]) -> pa.Array:
 def _order(table: pa.Table) -> list[np.ndarray[Any, Any]]:
     """Keys of np.lexsort, the most important last: a transient ending never displaces a verdict."""
     final = pc.is_in(table["reason_code"], _FINAL).to_numpy()
-    ids = np.asarray(table["row_id"].to_pylist(), dtype=str)
-    return [ids, table["sequence"].to_numpy(), table["attempt_no"].to_numpy(), final]
+    ids, writers = (np.asarray(table[name].to_pylist(), dtype=str) for name in ("row_id", "writer_id"))
+    return [writers, ids, table["sequence"].to_numpy(), table["attempt_no"].to_numpy(), final]
 
 
 def _last_of_each(table: pa.Table) -> np.ndarray[Any, Any]:
