@@ -235,3 +235,21 @@ def test_one_dominant_key_among_many(attend):
     q, k, v = torch.zeros(1, 16), torch.zeros(4096, 16), torch.zeros(4096, 16)
     q[:, 0], k[7, 0], v[7] = 1.0, 30.0, 5.0
     assert attend(q, k, v)[0][0, 0, 0].item() == pytest.approx(5.0, abs=1e-5)
+
+
+def test_memory_of_a_call_grows_with_the_length_not_its_square(kernel_for):
+    """Scores of 8,192 x 8,192 would be 256 MiB; tiles, packed copies and threads' stacks are a few."""
+
+    def peak_kib(reset: bool) -> int:
+        if reset:
+            Path("/proc/self/clear_refs").write_text("5")  # the peak starts from what is held now
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0])
+
+    for dtype in ("fp32", "bf16"):
+        spec = AttentionSpec(1, 1, 64, 64, 1, 8192, 8192, dtype=dtype, masks=(BR,))
+        kernel = kernel_for(spec)
+        tensors = {name: torch.ones(1, 1, 8192, 64, dtype=DTYPES[dtype]) for name in "qkv"}
+        held = peak_kib(reset=True)
+        run(kernel, spec, tensors)
+        assert peak_kib(reset=False) - held < 48 << 10
