@@ -141,6 +141,7 @@ GROUPED_COLUMNS = (
         "device",
         "device_key hash what the row may be used for: hash of device",
         "device json verifier.environment.DeviceKey, every field",
+        "verified_on text device and architecture of the verdict, where the source was compiled for another than the target's",
         "device_class text class in the plan: cpu, t4, rtx8000, a100, h100, h200",
         "device_name text exact product or CPU model name",
         "compute_capability text 9.0; null on a CPU",

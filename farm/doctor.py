@@ -57,7 +57,8 @@ def examine(config: Config, catalog: str | None = None) -> Examination:
     cpu = ("cpu",) if states["C++ compiler"] == "ok" and platform.machine() == "x86_64" else ()
     cuda = tuple(t.name for t in TARGETS.values() if t.family == "cuda") if states["CUDA compiler"] == "ok" else ()
     devices = devices_here()
-    verified = dict.fromkeys("cpu" if d.device == "cpu" else t for d in devices for t in d.targets)
+    judging = [d for d in devices if d.device == "cpu" or states.get("PyCUDA") == "ok"]
+    verified = dict.fromkeys("cpu" if d.device == "cpu" else t for d in judging for t in d.targets)
     loaded = dict.fromkeys("cpu" if d.device == "cpu" else t for d in devices for t in d.targets if t not in d.borrowed)
     return Examination(findings, (*cpu, *cuda), tuple(t for t in verified if t in (*cpu, *cuda)), tuple(loaded))
 
@@ -125,22 +126,28 @@ def _ray() -> Iterator[Finding]:
 
 
 def _cuda_compiler() -> Iterator[Finding]:
-    from verifier.environment import package_version
+    from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
 
-    nvrtc, core = package_version("nvidia-cuda-nvrtc"), package_version("cuda-core")
-    if nvrtc and core:
-        yield Finding("CUDA compiler", "ok", f"NVRTC {nvrtc} through cuda-core {core}: builds for every card, no GPU needed")
-    else:
-        lacks = " and ".join(n for n, v in (("nvidia-cuda-nvrtc", nvrtc), ("cuda-core", core)) if not v)
-        yield Finding("CUDA compiler", "limited", f"{lacks} not installed: no CUDA target can be built", "pip install '.[cuda]'")
+    try:
+        found = find_cuda_compiler()
+        where = f"nvcc at {found.path}" if found.kind == "nvcc" else "through cuda-bindings"
+        yield Finding("CUDA compiler", "ok", f"{found.version} {where}: builds for every card, no GPU needed")
+    except NoCudaCompiler as error:
+        yield Finding("CUDA compiler", "limited", f"no CUDA target can be built: {error}", "pip install '.[cuda]'")
 
 
 def _gpu() -> Iterator[Finding]:
-    from verifier.environment import NoDevice, device_key
+    from verifier.environment import NoDevice, device_key, package_version
+    from verifier.gpu import driver_version, gpus_here
 
     try:
-        key = device_key("cuda:0")
-        yield Finding("GPU", "ok", str(key))
+        keys = [device_key(device) for device in gpus_here() or ("cuda:0",)]
+        yield Finding("GPU", "ok", "; ".join(f"{key}, device key {key.hash[:12]}" for key in keys))
+        yield Finding("GPU driver", "ok", driver_version())
+        if version := package_version("pycuda"):
+            yield Finding("PyCUDA", "ok", f"{version}: candidates run in children of their own")
+        else:
+            yield Finding("PyCUDA", "missing", "not installed: nothing can be judged on the GPU", "pip install '.[gpu]'")
     except NoDevice as error:
         detail = str(error).removeprefix("device: ")
         yield Finding("GPU", "limited", f"none that can be used ({detail}); CUDA rows will say compiled_unverified")

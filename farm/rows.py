@@ -14,6 +14,7 @@ from catalog.artifacts import Artifacts
 from catalog.locations import Location
 from farm.devices import class_of
 from farm.jobs import Job
+from generator.canonical import digest_text
 from generator.translate.records import Translated
 from verifier.environment import DeviceKey, device_key, environment
 from verifier.records import Binary, CaseError, Failed, Measurement, Passed, Verdict, Witness
@@ -61,6 +62,8 @@ def of_binary(binary: Binary, store: Artifacts) -> Columns:
     }
     for name in ("registers", "spill_bytes", "shared_bytes", "local_bytes"):
         columns[name] = resources.get(name)
+    if (arch := resources.get("compiled_for")) is not None:  # what it really needs, whatever its target
+        columns["isa"] = [arch]
     return columns | of_log(binary.log, store)
 
 
@@ -96,6 +99,19 @@ def of_device(key: DeviceKey) -> Columns:
     if (mig := facts.get("mig")) is not None:
         columns["mig"] = str(mig)
     return columns
+
+
+def of_gpu(device: str) -> Columns:
+    """What is told of a GPU besides its key."""
+    from verifier.gpu import driver_version, uuid_of
+
+    return {"driver": driver_version(), "uuid_hash": digest_text(uuid_of(device))}
+
+
+def of_borrowed(binary: Binary, own_isa: str, device_name: str) -> Columns:
+    """Where a verdict comes from that was given on another architecture than the target's own."""
+    arch = binary.resources.get("compiled_for")
+    return {"verified_on": f"{device_name}, compiled for {arch}"} if arch not in (None, own_isa) else {}
 
 
 def of_verdict(verdict: Verdict) -> Columns:
@@ -167,6 +183,7 @@ def of_measurement(m: Measurement) -> Columns:
         "plausible": ours.p50_s >= m.floor_s,
         "environment": m.environment,
     }
+    columns |= _of_conditions(m.environment)
     if best is not None:
         columns |= {
             "baseline_name": m.best_rival,
@@ -176,6 +193,22 @@ def of_measurement(m: Measurement) -> Columns:
             "ratio_high": m.ratio_high,
         }
     return columns
+
+
+def _of_conditions(environment: dict[str, Any]) -> Columns:
+    """What a GPU was like while it was timed."""
+    gpu = environment.get("gpu")
+    if gpu is None:
+        return {}
+    return {
+        "clock_lock": gpu["clock_lock"],
+        "sm_clock_before_mhz": float(gpu["before"]["sm_mhz"]),
+        "sm_clock_after_mhz": float(gpu["after"]["sm_mhz"]),
+        "temperature_c": float(gpu["after"]["temperature_c"]),
+        "throttle_flags": gpu["reasons"],
+        "l2_state": environment["l2"],
+        "timed_iteration_checked": True,
+    }
 
 
 def present(binary: Binary, store: Artifacts, cache: Path) -> Binary:
@@ -198,7 +231,7 @@ def present(binary: Binary, store: Artifacts, cache: Path) -> Binary:
 @functools.lru_cache(maxsize=16)
 def device_columns(device: str) -> tuple[tuple[str, Any], ...]:
     """What this machine says of a device; asked once a process."""
-    return tuple(of_device(device_key(device)).items())
+    return tuple((of_device(device_key(device)) | (of_gpu(device) if device != "cpu" else {})).items())
 
 
 def last_error(log: str) -> str:

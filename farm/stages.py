@@ -32,7 +32,7 @@ from generator.translate.records import Translated, Untranslatable
 from verifier.benchmark import Patience, measure
 from verifier.children import Limits
 from verifier.compile import compile_translated
-from verifier.environment import device_key
+from verifier.environment import NoDevice, device_key
 from verifier.judge import judge
 from verifier.records import Binary, CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.selftest import ensure_selftest
@@ -80,18 +80,21 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     """The binary judged and, when it passed, measured beside its rivals."""
     _know_variants(shop)
     job, columns = built.job, built.columns | dict(rows.device_columns(device))
+    columns |= rows.of_borrowed(built.binary, find_target(job.target).isa, columns["device_name"])
     binary = rows.present(built.binary, rows.artifacts_at(shop.catalog), Path(shop.cache))
     try:
         verdict = _judged(binary, built, device)
+        columns |= rows.of_verdict(verdict)
+        if isinstance(verdict, Failed):
+            return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
+        started = time.monotonic()
+        with measuring(slot_of(device)):
+            result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s, near=NEAR), device=device)
+        columns["measure_s"] = time.monotonic() - started
     except SpecError as error:
         return row_of(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
-    columns |= rows.of_verdict(verdict)
-    if isinstance(verdict, Failed):
-        return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
-    started = time.monotonic()
-    with measuring(slot_of(device)):
-        result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s, near=NEAR), device=device)
-    columns["measure_s"] = time.monotonic() - started
+    except NoDevice as error:
+        return row_of(job, shop, columns, "missing_device", str(error))
     match result:
         case Failed() as no:
             return row_of(job, shop, columns | rows.of_witness(no.witness), no.reason, no.witness.message)
@@ -132,7 +135,7 @@ def inspect_device(device: str, shop: Shop) -> tuple[str, str, tuple[str, ...]]:
     Nothing is judged on a machine that does not refuse the traps and accept a known good kernel.
     """
     key = device_key(device)
-    checks = ensure_selftest(shop.cache)
+    checks = ensure_selftest(shop.cache, device=device)
     problems = tuple(f"self-test: {c.name}: expected {c.expected}, found {c.found}" for c in checks if not c.ok)
     return key.name, key.hash, problems
 

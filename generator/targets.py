@@ -74,21 +74,6 @@ CUDA_TARGETS: dict[str, Target] = {
 TARGETS: dict[str, Target] = {"cpu": CPU_TARGETS["avx2"], **CUDA_TARGETS}
 
 
-def arch_on(target: Target, capability: tuple[int, int]) -> str | None:
-    """What a CUDA target's source is compiled for to run on a card of this compute capability; None where it cannot run there.
-
-    The target's own architecture where the card runs its machine code, else the card's: that checks values, and times say nothing
-    of the target's cards. Code for "sm_90a" and the like runs on that very capability only.
-    """
-    assert target.family == "cuda", target
-    card = 10 * capability[0] + capability[1]
-    if target.isa.endswith("a"):
-        return target.isa if card == target.compute_capability else None
-    if card < target.compute_capability:
-        return None
-    return target.isa if card // 10 == target.compute_capability // 10 else f"sm_{card}"
-
-
 def cpu_targets(flags: Iterable[str]) -> tuple[Target, ...]:
     """The forms of `cpu` that a processor with these flags runs, the strongest first."""
     present = set(flags)

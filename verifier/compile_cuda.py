@@ -99,7 +99,7 @@ def compile_cuda(
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
             return _failed(ended, limits)
         data = out.read_bytes()
-        resources = resources_of(ended.log, translated, out)
+        resources = resources_of(ended.log, translated, out) | {"compiled_for": arch}
     binary = Binary(
         "", digest_bytes(data), translated.hash, translated.target, compiler.version, flags, ended.wall_s, resources, ended.log
     )

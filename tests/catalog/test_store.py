@@ -22,6 +22,8 @@ from catalog.locations import Location
 
 SPAWN = multiprocessing.get_context("spawn")
 
+NOW = schema.SCHEMA_VERSION
+
 
 @pytest.fixture
 def cat(tmp_path):
@@ -166,15 +168,15 @@ def test_a_newer_schema_is_refused_by_name(cat, monkeypatch, num_rows):
     with cat.writer("r1") as writer:
         writer.append(attempt("known"))
     with monkeypatch.context() as later:
-        later.setattr(schema, "SCHEMA_VERSION", 2)
+        later.setattr(schema, "SCHEMA_VERSION", NOW + 1)
         writer = cat.writer("r2")
         writer.append_all([attempt(i) for i in range(num_rows)])
-    refused = "has schema version 2, this program reads up to 1; update kernel-farm here"
+    refused = f"has schema version {NOW + 1}, this program reads up to {NOW}; update kernel-farm here"
     with pytest.raises(NewerSchema, match=f"journal/r2.*{refused}"):
         catalog.open(cat.uri).rows()
     assert catalog.open(cat.uri, damaged="skip").count() == 1
     with monkeypatch.context() as later:
-        later.setattr(schema, "SCHEMA_VERSION", 2)
+        later.setattr(schema, "SCHEMA_VERSION", NOW + 1)
         writer.close()
     with pytest.raises(NewerSchema, match=f"rows.*{refused}"):
         catalog.open(cat.uri).rows()
@@ -187,9 +189,9 @@ def test_an_older_schema_is_upgraded_at_read(cat, monkeypatch, num_rows):
         writer.append_all([attempt(i, message="old") for i in range(num_rows)])
         writer.seal()
         writer.append(attempt("live", message="old"))
-        monkeypatch.setattr(schema, "SCHEMA_VERSION", 2)
+        monkeypatch.setattr(schema, "SCHEMA_VERSION", NOW + 1)
         renamed = upgrade.Upgrade(renamed={"message": "stop_reason"}, filled={"clock_lock": "unknown"})
-        monkeypatch.setattr(upgrade, "UPGRADES", {1: renamed})
+        monkeypatch.setattr(upgrade, "UPGRADES", {NOW: renamed})
         table = catalog.open(cat.uri).rows(["stop_reason", "message", "clock_lock"], "clock_lock = 'unknown'")
         assert table.num_rows == num_rows + 1
         assert set(table["stop_reason"].to_pylist()) == {"old"} and table["message"].null_count == num_rows + 1

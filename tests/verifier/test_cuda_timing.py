@@ -11,7 +11,6 @@ from test_cuda_sandbox import FAKE, HALF, FakeNvml, fake_binary, fake_driver, nv
 
 from generator.gpus import GPUS, card_named
 from generator.spec import AttentionSpec, Rule
-from generator.targets import TARGETS, arch_on
 from verifier import benchmark, cuda_benchmark
 from verifier.benchmark import Patience
 from verifier.cuda_benchmark import measure_cuda, rivals_for
@@ -130,15 +129,6 @@ def test_floors_follow_the_data_sheet() -> None:
 )  # fmt: skip
 def test_cards_are_known_by_their_names(name: str, card: str | None) -> None:
     assert card_named(name) is (GPUS[card] if card else None)
-
-
-@pytest.mark.parametrize(
-    ("target", "capability", "arch"),
-    [("sm_80", (8, 0), "sm_80"), ("sm_80", (8, 6), "sm_80"), ("sm_80", (9, 0), "sm_90"), ("sm_75", (9, 0), "sm_90"),
-     ("sm_75", (8, 9), "sm_89"), ("sm_80", (7, 5), None), ("sm_90a", (9, 0), "sm_90a"), ("sm_90a", (10, 0), None)],
-)  # fmt: skip
-def test_what_a_target_is_compiled_for_on_a_card(target: str, capability: tuple[int, int], arch: str | None) -> None:
-    assert arch_on(TARGETS[target], capability) == arch
 
 
 def test_hurried_measurements_leave_out_what_cannot_win() -> None:
