@@ -39,10 +39,12 @@ def doctor(
 
 def selftest(
     quick: Annotated[bool, typer.Option(help="A third of the traps, and no timing: what a sweep asks of a machine.")] = False,
+    device: Annotated[str, typer.Option(help="cpu, or a GPU: cuda:0.")] = "cpu",
     as_json: JsonOption = False,
 ) -> None:
     """Traps have to be refused, each for its reason, and a known good kernel accepted. Exit code 1 when one is not."""
     from farm.config import load_config
+    from verifier.environment import NoDevice
     from verifier.selftest import Check, passed
     from verifier.selftest import selftest as run_selftest
 
@@ -52,7 +54,10 @@ def selftest(
             found = check.found if check.ok else f"expected {check.expected}, found {check.found}"
             typer.echo(f"{word}  {check.name}: {found} ({check.seconds:.1f} s)")
 
-    checks = run_selftest(load_config().cache, quick=quick, progress=show)
+    try:
+        checks = run_selftest(load_config().cache, quick=quick, progress=show, device=device)
+    except NoDevice as error:
+        raise InputError("--device", str(error)) from None
     if as_json:
         typer.echo(json.dumps({"passed": passed(checks), "checks": [dataclasses.asdict(c) for c in checks]}))
     else:
