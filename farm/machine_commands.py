@@ -57,7 +57,7 @@ def selftest(
     try:
         checks = run_selftest(load_config().cache, quick=quick, progress=show, device=device)
     except NoDevice as error:
-        raise InputError("--device", str(error)) from None
+        raise InputError("--device", str(error).removeprefix("device: ")) from None
     if as_json:
         typer.echo(json.dumps({"passed": passed(checks), "checks": [dataclasses.asdict(c) for c in checks]}))
     else:
