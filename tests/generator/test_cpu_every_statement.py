@@ -1,4 +1,4 @@
-"""Without any one of its statements a program's CPU kernel still does what the interpreter does, or the checker refuses the program."""
+"""Without any one of its statements a program's CPU kernel does what the interpreter does, or the checker refuses it."""
 
 from __future__ import annotations
 

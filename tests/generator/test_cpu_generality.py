@@ -1,4 +1,4 @@
-"""Programs that no attention author writes: every kind of statement, rank, layout and dtype has code, and it agrees with the interpreter."""
+"""Programs that no attention author writes: every statement, rank, layout and dtype has code that agrees with the interpreter."""
 
 from __future__ import annotations
 
