@@ -162,7 +162,8 @@ def declare_load(unit: Unit, name: str) -> list[str]:
     rows, cols = unit.tile(name).shape
     place, out = unit.placement, []
     if name in place.plain:
-        out += [f"View w_{name};", f"alignas(64) float k_{name}[{rows} * {_width(unit, name)} + VL];"]
+        kind = ELEMENT_TYPES[unit.tile(name).dtype] if name in place.raw else "float"
+        out += [f"View<{kind}> w_{name};", f"alignas(64) {kind} k_{name}[{rows} * {_width(unit, name)} + VL];"]
     if name in place.turned:
         out.append(f"alignas(64) float q_{name}[{cols} * {padded(rows)}];")
     if name in place.rows16:

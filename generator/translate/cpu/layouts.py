@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from generator.tl.ir import Gemm, names
-from generator.translate.cpu.ops import Branch, Loop, Ops, Product, Step, Tile, Work, every, reads, writes
+from generator.translate.cpu.ops import Branch, Load, Loop, Ops, Product, Step, Tile, Work, every, reads, writes
 
 
 class Layout(Enum):
@@ -23,7 +23,7 @@ class Layout(Enum):
 class Placement:
     """layout of every two-dimensional tile that statements write; the reason for it; buffer: whose memory a tile uses.
 
-    plain: loaded tiles that are read row by row. padded: those whose rows must fill whole vectors. turned: those that are needed
+    plain: loaded tiles that are read row by row; raw: those of them that keep their 16 bits, being read once. padded: those whose rows must fill whole vectors. turned: those that are needed
     with rows in lanes, and are transposed as they are copied.
 
     bf16: products (by id) that multiply 16-bit values. Their operands: rows16, loaded tiles read row by row; turned16, loaded
@@ -34,6 +34,7 @@ class Placement:
     reason: dict[str, str] = field(default_factory=dict)
     buffer: dict[str, str] = field(default_factory=dict)
     plain: set[str] = field(default_factory=set)
+    raw: set[str] = field(default_factory=set)
     padded: set[str] = field(default_factory=set)
     turned: set[str] = field(default_factory=set)
     bf16: set[int] = field(default_factory=set)
@@ -166,6 +167,10 @@ def broadcast_operand(g: Gemm, layout: Layout) -> str:
 
 
 def _needs(ops: Ops, out: Placement) -> None:
+    for n, tile in ops.tiles.items():
+        uses = [op for op in every(ops.body) if not isinstance(op, Load | Loop | Branch) and n in reads(op)]
+        if tile.loaded and tile.dtype in ("f16", "bf16") and uses and all(_read_once(op, n, ops, out) for op in uses):
+            out.raw.add(n)
     for op in every(ops.body):
         match op:
             case Product(g) if id(op) in out.bf16:
@@ -188,6 +193,13 @@ def _needs(ops: Ops, out: Placement) -> None:
                 _needs_of_step(op, ops, out)
     known = out.turned | out.plain | out.rows16 | out.turned16 | out.pairs
     out.plain |= {n for n, t in ops.tiles.items() if t.loaded and t.is_element and n not in known}
+
+
+def _read_once(op: Work, name: str, ops: Ops, out: Placement) -> bool:
+    """Few rows against a tile that products read in vectors, row by row: converting as it is read costs less than a copy."""
+    if not isinstance(op, Product) or op.gemm.b != name or op.gemm.a == name or ops.tiles[op.gemm.into].rows > MAX_DOT_ROWS:
+        return False
+    return is_dot(op.gemm, ops, out) or out.layout[op.gemm.into] is Layout.ROWS and not op.gemm.b_transposed
 
 
 def _needs_of_step(op: Step, ops: Ops, out: Placement) -> None:

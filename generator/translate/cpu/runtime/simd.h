@@ -199,9 +199,15 @@ INLINE __m512i bf16_bits(vf x) {  // rounded, in the upper halves; the lower hal
   __m512i up = _mm512_add_epi32(_mm512_add_epi32(u, _mm512_set1_epi32(0x7fff)), odd);
   return _mm512_mask_mov_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), _mm512_set1_epi32(0x7fc00000));
 }
-INLINE vf vround_bf16(vf x) { return (vf)_mm512_and_si512(bf16_bits(x), _mm512_set1_epi32((int)0xffff0000)); }
 INLINE vf vround_f16(vf x) { return _mm512_cvtph_ps(_mm512_cvtps_ph(x, 0)); }
-INLINE void vstore(bf16* p, vf x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16))); }
+#if defined(__AVX512BF16__)
+INLINE __m256i to_bf16(vf x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+INLINE vf vround_bf16(vf x) { return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(to_bf16(x)), 16); }
+#else
+INLINE __m256i to_bf16(vf x) { return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bf16_bits(x), 16)); }
+INLINE vf vround_bf16(vf x) { return (vf)_mm512_and_si512(bf16_bits(x), _mm512_set1_epi32((int)0xffff0000)); }
+#endif
+INLINE void vstore(bf16* p, vf x) { _mm256_storeu_si256((__m256i*)p, to_bf16(x)); }
 INLINE void vstore(f16* p, vf x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x, 0)); }
 #else
 INLINE vf vload(const bf16* p) { return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16); }

@@ -3,16 +3,16 @@
 namespace {
 
 // Where a tile lies, row by row: in the tensor itself, or in scratch.
-struct View {
-  const float* p;
+template <class T> struct View {
+  const T* p;
   int64_t ld;  // elements from one row to the next
 };
 
 enum Scale { NONE, BY_ROW, BY_LANE };  // what the accumulator is multiplied by while it is loaded
 
 // c[i][lane] (+)= sum over t of a[i * si + t * st] * b[t * ldb + lane], for R rows and N vectors of lanes.
-template <int R, int N, bool ADD, Scale SCALE>
-INLINE void micro(const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
+template <int R, int N, bool ADD, Scale SCALE, class T>
+INLINE void micro(const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale) {
   vf acc[R][N];
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) {
     if (!ADD) acc[i][j] = vset(0);
@@ -20,7 +20,7 @@ INLINE void micro(const float* a, int64_t si, int64_t st, const float* b, int64_
     if (SCALE == BY_ROW) acc[i][j] = acc[i][j] * vset(scale[i]);
     if (SCALE == BY_LANE) acc[i][j] = acc[i][j] * vload(scale + j * VL);
   }
-  for (int64_t t = 0; t < T; ++t, a += st, b += ldb) {
+  for (int64_t t = 0; t < depth; ++t, a += st, b += ldb) {
     if (!ADD && t % 16 == 0) UNROLL for (int i = 0; i < R; ++i) __builtin_prefetch(a + (R + i) * si);  // the next strip's rows
     vf bj[N];
     UNROLL for (int j = 0; j < N; ++j) bj[j] = vload(b + j * VL);
@@ -31,10 +31,10 @@ INLINE void micro(const float* a, int64_t si, int64_t st, const float* b, int64_
   }
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) vstore(c + i * ldc + j * VL, acc[i][j]);
 }
-template <int N, bool ADD, Scale SCALE, int R = MR>
-INLINE void strip(int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
-  if (r == R) return micro<R, N, ADD, SCALE>(a, si, st, b, ldb, T, c, ldc, scale);
-  if constexpr (R > 1) strip<N, ADD, SCALE, R - 1>(r, a, si, st, b, ldb, T, c, ldc, scale);
+template <int N, bool ADD, Scale SCALE, int R = MR, class T>
+INLINE void strip(int64_t r, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale) {
+  if (r == R) return micro<R, N, ADD, SCALE>(a, si, st, b, ldb, depth, c, ldc, scale);
+  if constexpr (R > 1) strip<N, ADD, SCALE, R - 1>(r, a, si, st, b, ldb, depth, c, ldc, scale);
 }
 // Which part of a tile an edge tile's rows see: row r sees column n where lower[r] <= n + lower_x and n + upper_x < upper[r]; null: no limit.
 struct Seen {
@@ -67,8 +67,8 @@ struct Seen {
 INLINE int64_t strip_rows(int64_t rows) { return rows > MR && rows < MR + MR / 2 ? (rows + 1) / 2 : imin(rows, MR); }
 
 // The rows of a product whose result lies row by row; `seen`: of the contraction, which runs over the columns of a masked tile.
-template <int N, bool ADD, Scale SCALE>
-static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen) {
+template <int N, bool ADD, Scale SCALE, class T>
+static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen) {
   for (int64_t i = 0; i < rows;) {
     const int64_t r = strip_rows(rows - i);
     const Span s = seen ? seen->columns(i, r, t) : t;
@@ -77,8 +77,8 @@ static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const f
   }
 }
 // LANE_COUNT lanes, a multiple of VL: blocks of NV vectors, and one narrower block.
-template <int LANE_COUNT, bool ADD, Scale SCALE>
-INLINE void product_rows(int64_t rows, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
+template <int LANE_COUNT, bool ADD, Scale SCALE, class T>
+INLINE void product_rows(int64_t rows, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
   constexpr int REST = LANE_COUNT % LANES / VL, WHOLE = LANE_COUNT - REST * VL;
   for (int j = 0; j < WHOLE; j += LANES) strips<NV, ADD, SCALE>(rows, a, si, st, b + j, ldb, t, c + j, ldc, scale, seen);
   if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, t, c + WHOLE, ldc, scale, seen);
@@ -87,24 +87,24 @@ INLINE void product_rows(int64_t rows, const float* a, int64_t si, int64_t st, c
 // A product whose result has its rows in lanes: columns [n.first, n.last), each from a row of the broadcast operand. Without ADD the last strip
 // may overlap the one before: computing a column twice does no harm.
 template <int N, bool ADD, Scale SCALE>
-INLINE void column_strip(int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
-  if constexpr (ADD) return strip<N, ADD, SCALE>(r, a, si, st, b, ldb, T, c, ldc, scale);
-  else if (r == MR) return micro<MR, N, ADD, SCALE>(a, si, st, b, ldb, T, c, ldc, scale);
-  for (int64_t i = 0; i < r; ++i) micro<1, N, ADD, SCALE>(a + i * si, si, st, b, ldb, T, c + i * ldc, ldc, scale);
+INLINE void column_strip(int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale) {
+  if constexpr (ADD) return strip<N, ADD, SCALE>(r, a, si, st, b, ldb, depth, c, ldc, scale);
+  else if (r == MR) return micro<MR, N, ADD, SCALE>(a, si, st, b, ldb, depth, c, ldc, scale);
+  for (int64_t i = 0; i < r; ++i) micro<1, N, ADD, SCALE>(a + i * si, si, st, b, ldb, depth, c + i * ldc, ldc, scale);
 }
 template <int N, bool ADD, Scale SCALE>
-INLINE void some_lanes(int64_t vectors, int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale) {
-  if (vectors >= N) return column_strip<N, ADD, SCALE>(r, a, si, st, b, ldb, T, c, ldc, scale);
-  if constexpr (N > 1) some_lanes<N - 1, ADD, SCALE>(vectors, r, a, si, st, b, ldb, T, c, ldc, scale);
+INLINE void some_lanes(int64_t vectors, int64_t r, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale) {
+  if (vectors >= N) return column_strip<N, ADD, SCALE>(r, a, si, st, b, ldb, depth, c, ldc, scale);
+  if constexpr (N > 1) some_lanes<N - 1, ADD, SCALE>(vectors, r, a, si, st, b, ldb, depth, c, ldc, scale);
 }
 template <int LANE_COUNT, bool ADD, Scale SCALE>
-static void product_lanes(Span n, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t T, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
+static void product_lanes(Span n, const float* a, int64_t si, int64_t st, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
   for (int64_t i = n.first; i < n.last;) {
     int64_t r = ADD ? strip_rows(n.last - i) : imin(MR, n.last - i);
     if (!ADD && r < MR && n.last - n.first >= MR) i = n.last - MR, r = MR;
     const Span lanes = seen ? seen->rows(i, r, LANE_COUNT) : Span{0, LANE_COUNT};
     for (int64_t j = lanes.first; j < lanes.last; j += LANES)
-      some_lanes<NV, ADD, SCALE>((lanes.last - j) / VL, r, a + i * si, si, st, b + j, ldb, T, c + i * ldc + j, ldc, scale + (SCALE == BY_LANE ? j : 0));
+      some_lanes<NV, ADD, SCALE>((lanes.last - j) / VL, r, a + i * si, si, st, b + j, ldb, depth, c + i * ldc + j, ldc, scale + (SCALE == BY_LANE ? j : 0));
     i += r;
   }
 }
@@ -124,17 +124,17 @@ INLINE vf sum_each(vf* r) {
 #endif
 }
 
-// c[r][n] (+)= sum over t < T of a[r][t] * b[n][t] for R rows: both operands run along the contraction, every byte of b is read once.
-// T is a multiple of VL. Writes up to VL - 1 columns past the last.
-template <int R, bool ADD, Scale SCALE>
-static void dot_rows(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t first, int64_t last, int64_t T, float* c, int64_t ldc, const float* scale) {
+// c[r][n] (+)= sum over t < depth of a[r][t] * b[n][t] for R rows: both operands run along the contraction, every byte of b is read once.
+// depth is a multiple of VL. Writes up to VL - 1 columns past the last.
+template <int R, bool ADD, Scale SCALE, class T>
+static void dot_rows(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t first, int64_t last, int64_t depth, float* c, int64_t ldc, const float* scale) {
   constexpr int COLS = VL / R, AHEAD = 8;
   for (int64_t n = first; n < last; n += COLS) {
     vf acc[VL];
     UNROLL for (int i = 0; i < VL; ++i) acc[i] = vset(0);
     UNROLL for (int i = 0; i < COLS; ++i) {
-      const float* row = b + imin(n + i, last - 1) * ldb;
-      for (int64_t t = 0; t < T; t += VL) {
+      const T* row = b + imin(n + i, last - 1) * ldb;
+      for (int64_t t = 0; t < depth; t += VL) {
         __builtin_prefetch(row + AHEAD * ldb + t);
         const vf x = vload(row + t);
         UNROLL for (int r = 0; r < R; ++r) acc[r * COLS + i] = vfma(x, vload(a + r * lda + t), acc[r * COLS + i]);
@@ -148,11 +148,11 @@ static void dot_rows(const float* a, int64_t lda, const float* b, int64_t ldb, i
     }
   }
 }
-template <int ROWS, bool ADD, Scale SCALE>
-INLINE void dot_product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t first, int64_t last, int64_t T, float* c, int64_t ldc, const float* scale) {
+template <int ROWS, bool ADD, Scale SCALE, class T>
+INLINE void dot_product(const float* a, int64_t lda, const T* b, int64_t ldb, int64_t first, int64_t last, int64_t depth, float* c, int64_t ldc, const float* scale) {
   constexpr int R = ROWS >= 4 ? 4 : ROWS >= 2 ? 2 : 1;
-  dot_rows<R, ADD, SCALE>(a, lda, b, ldb, first, last, T, c, ldc, scale);
-  if constexpr (ROWS > R) dot_product<ROWS - R, ADD, SCALE>(a + R * lda, lda, b, ldb, first, last, T, c + R * ldc, ldc, scale + (SCALE == BY_ROW ? R : 0));
+  dot_rows<R, ADD, SCALE>(a, lda, b, ldb, first, last, depth, c, ldc, scale);
+  if constexpr (ROWS > R) dot_product<ROWS - R, ADD, SCALE>(a + R * lda, lda, b, ldb, first, last, depth, c + R * ldc, ldc, scale + (SCALE == BY_ROW ? R : 0));
 }
 
 // VL x VL transpose in registers.
@@ -204,26 +204,28 @@ static void transpose(const T* in, int64_t ld, int64_t rows, int64_t cols, float
     for (int64_t r = 0; r < padded_rows; ++r) out[c * ld_out + r] = 0;
 }
 
-// Rows [first, last) of a tile of `cols` columns as fp32 rows of `padded` columns, in scratch. What lies beyond valid_rows or valid_cols is zero.
-template <class T>
-static void pack_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, float* scratch) {
+// Rows [first, last) of a tile of `cols` columns as rows of `padded` columns, in scratch. What lies beyond valid_rows or valid_cols is zero.
+template <class T, class Out>
+static void pack_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, Out* scratch) {
   const int64_t filled = imin(cols, valid_cols), whole = filled / VL * VL;
   for (int64_t r = first; r < last; ++r) {
-    float* out = scratch + r * padded;
+    Out* out = scratch + r * padded;
     int64_t c = 0;
     if (r < valid_rows) {
       const T* in = p + r * ld;
       for (; c < whole; c += VL) vstore(out + c, vload(in + c));
-      for (; c < filled; ++c) out[c] = to_float(in[c]);
+      for (; c < filled; ++c) from_float(out + c, to_float(in[c]));
     }
-    for (; c < padded; ++c) out[c] = 0;
+    for (; c < padded; ++c) from_float(out + c, 0);
   }
 }
+template <class A, class B> constexpr bool is_same = false;
+template <class A> constexpr bool is_same<A, A> = true;
 // The same rows where they lie, unless they have to be padded or converted, or lie a multiple of 2 KiB apart: these would share a few L1 sets.
-template <class T>
-INLINE View view_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, float* scratch) {
-  if constexpr (sizeof(T) == 4)
-    if (last <= valid_rows && valid_cols >= cols && cols == padded && (ld * 4 % 2048 != 0 || last - first < 2)) return {(const float*)p, ld};
+template <class T, class Out>
+INLINE View<Out> view_rows(const T* p, int64_t ld, int64_t first, int64_t last, int64_t valid_rows, int64_t cols, int64_t valid_cols, int64_t padded, Out* scratch) {
+  if constexpr (is_same<T, Out>)
+    if (last <= valid_rows && valid_cols >= cols && cols == padded && (ld * (int64_t)sizeof(T) % 2048 != 0 || last - first < 2)) return {p, ld};
   pack_rows(p, ld, first, last, valid_rows, cols, valid_cols, padded, scratch);
   return {scratch, padded};
 }
