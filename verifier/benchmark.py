@@ -111,6 +111,8 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
         job.say("checking the last answer")
         workload.wear_out()
         workload.check_answer()
+        if names:
+            workload.compare_with(min(names, key=lambda name: alone[name]))
         fences = dict(sandbox.fences)
     timings = {name: timing_of(name, values) for name, values in samples.items()}
     if timings[OURS].p50_s < floor:

@@ -20,6 +20,7 @@ from verifier import oracle
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: Scores or biases larger than this make a rival "unsupported" rather than the machine swap.
 MEMORY_BYTES = 2 << 30
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +61,26 @@ def _sdpa_expanded(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Call 
 
 
 def _sdpa_mask(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Call | Unsupported:
-    """torch's function with the masks as a boolean tensor, or with masks and ALiBi as a bias."""
+    """torch's function with the masks as a boolean tensor, or with masks, ALiBi and sinks as a bias.
+
+    A sink is one more key and value of zeros, with its logit as bias.
+    """
     names = {rule.name for rule in spec.scores}
     if not spec.masks and not spec.scores:
         return Unsupported("there is nothing to mask")
-    if other := names - {"alibi"}:
+    if other := names - {"alibi", "sink_logit"}:
         return Unsupported(f"has no {sorted(other)[0]}")
     bias = _bias(spec, captured) if names else _seen(spec, captured)
     if isinstance(bias, Unsupported):
         return bias
-    grouped = spec.group > 1
-    return lambda q, k, v: scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=spec.scale, enable_gqa=grouped)
+    grouped, sink = spec.group > 1, "sink_logit" in names
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if sink:
+            k, v = (torch.nn.functional.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=spec.scale, enable_gqa=grouped)
+
+    return call
 
 
 def _eager(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Call | Unsupported:
@@ -133,20 +143,34 @@ def _seen(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Tensor:
 
 def _distance_bias(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Tensor | Unsupported:
     """ALiBi as a tensor: (1, H, Sq, Sk) in the input's dtype."""
-    dtype = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[spec.dtype]
-    size = spec.num_heads * spec.seqlen_q * spec.seqlen_k * dtype.itemsize
-    if size > MEMORY_BYTES:
-        return Unsupported(f"its bias would take {size / 2**30:.1f} GiB")
+    empty = _no_bias(spec)
+    if isinstance(empty, Unsupported):
+        return empty
     rule = next(r for r in spec.scores if r.name == "alibi")
     block = oracle.Block(
         spec, 0, 0, torch.arange(spec.seqlen_q).view(1, -1, 1), torch.arange(spec.seqlen_k).view(1, 1, -1), captured
     )
     distance = (block.position(rule) - block.keys).abs().float()
-    return -(captured["Slopes"].float().view(1, -1, 1, 1) * distance).to(dtype)
+    return -(captured["Slopes"].float().view(1, -1, 1, 1) * distance).to(empty.dtype)
 
 
 def _bias(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Tensor | Unsupported:
-    bias = _distance_bias(spec, captured)
-    if isinstance(bias, Unsupported) or not spec.masks:
+    """What is added to the scores: (1 or B, H, Sq, Sk), one key more where there is a sink."""
+    names = {rule.name for rule in spec.scores}
+    bias = _distance_bias(spec, captured) if "alibi" in names else _no_bias(spec)
+    if isinstance(bias, Unsupported):
         return bias
-    return bias.masked_fill(~_seen(spec, captured), -torch.inf)
+    if spec.masks:
+        bias = bias.masked_fill(~_seen(spec, captured), -torch.inf)
+    if "sink_logit" in names:
+        sinks = captured["SinkLogit"].to(bias.dtype).view(1, -1, 1, 1).expand(*bias.shape[:3], 1)
+        bias = torch.cat([bias, sinks], -1)
+    return bias
+
+
+def _no_bias(spec: AttentionSpec) -> Tensor | Unsupported:
+    dtype = _DTYPES[spec.dtype]
+    size = spec.num_heads * spec.seqlen_q * spec.seqlen_k * dtype.itemsize
+    if size > MEMORY_BYTES:
+        return Unsupported(f"its bias would take {size / 2**30:.1f} GiB")
+    return torch.zeros(1, spec.num_heads, spec.seqlen_q, spec.seqlen_k, dtype=dtype)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from generator.binding import Binding, bind, captured_shape, rule_tensors
+from generator.binding import Binding, BoundTensor, bind, captured_shape, rule_tensors
 from generator.canonical import to_plain
 from generator.scores import alibi_slopes
 from generator.spec import TL_DTYPES, AttentionSpec
@@ -33,6 +33,8 @@ MAX_SETS = 16
 MAX_SET_BYTES = 256 << 20
 #: Scores in float64 that one check of an answer may cost.
 CHECK_ELEMENTS = 1 << 21
+#: Relative distance of a row from a rival's, over which one of the two is wrong.
+FAR_FROM_RIVAL = {"fp32": 0.002, "fp16": 0.05, "bf16": 0.2}
 #: Calls of a candidate after which its last answer is checked.
 MANY_CALLS = 40
 
@@ -103,6 +105,7 @@ class Workload:
         self._timed: list[Batch] = []
         self._last = 0  # a set that the last batch of ours went through
         self._pool = self._random_pool()
+        self._given: dict[str, int] = {}  # where in the pool the values of a buffer were copied from
         self._lay_out()
 
     # ------------------------------------------------------------------------------------------------------ preparing
@@ -193,7 +196,7 @@ class Workload:
             for t in self._binding.tensors:
                 if t.role in ("q", "k", "v"):
                     count = _numel(t.shape)
-                    first = self._random.randrange(len(self._pool) - count)
+                    self._given[names[t.name]] = first = self._random.randrange(len(self._pool) - count)
                     self._arena.views[names[t.name]].copy_(self._pool[first : first + count].view(t.shape))
 
     def time_batch(self, who: str) -> Batch:
@@ -247,18 +250,45 @@ class Workload:
         if (over := self._arena.overrun()) is not None:
             message = f"{over.num_bytes} bytes outside the elements of {over.tensor} were written, the first {over.where}"
             raise Refused("out_of_bounds", Witness("guard bands", message, "timed call"))
+        self._inputs_unchanged(self._last)
         names = self._names[self._last]
         written = {t.role: self._arena.views[names[t.name]] for t in self._binding.tensors if t.written}
         finding = check_outputs(Outputs(written["o"], written.get("lse"), {}), self._expected(self._last))
         if finding is not None:
             raise Refused(finding.reason, finding.witness)
 
+    def compare_with(self, rival: str) -> None:
+        """All rows and heads of the last answer, loosely: what lies far from a rival's was not computed. Raises Refused.
+
+        A row for which the rival has no finite answer (it may see nothing) says nothing.
+        """
+        view = self._arena.views[next(self._names[self._last][t.name] for t in self._binding.tensors if t.role == "o")]
+        ours = view.to(torch.float32, copy=True)
+        self._sandbox.must({"do": "answer", "who": rival, "set": self._last}, 60)
+        theirs = view.float()
+        off = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1).clamp(min=1e-6)
+        if bool((far := off > FAR_FROM_RIVAL[self.spec.dtype]).any()):
+            batch, head, query = (int(i) for i in far.nonzero()[0])
+            where = f"batch {batch}, head {head}, query {query}"
+            message = f"{int(far.sum())} of {far.numel()} rows are far from the answer of {rival} ({where})"
+            raise Refused("wrong_value", Witness("rival", message, "timed call"))
+
+    def _values(self, index: int, tensor: BoundTensor) -> Tensor:
+        first = self._given[self._names[index][tensor.name]]
+        return self._pool[first : first + _numel(tensor.shape)].view(tensor.shape)
+
+    def _inputs_unchanged(self, index: int) -> None:
+        for t in self._binding.tensors:
+            if not t.written:
+                given = self.captured[t.name] if t.role == "captured" else self._values(index, t)
+                if not torch.equal(self._arena.views[self._names[index][t.name]], given):
+                    message = f"the input {t.name} of a timed call was changed"
+                    raise Refused("mutates_inputs", Witness("inputs", message, "timed call"))
+
     def _expected(self, index: int) -> Expected:
-        """From the values that lie in the buffers: a candidate that changed them would be judged on what it was given first."""
-        spec, names = self.spec, self._names[index]
-        values: dict[str, Tensor] = {
-            t.role: self._arena.views[names[t.name]].clone() for t in self._binding.tensors if t.role in ("q", "k", "v")
-        }
+        """From the values that were given, not from what lies in the buffers now."""
+        spec = self.spec
+        values: dict[str, Tensor] = {t.role: self._values(index, t) for t in self._binding.tensors if t.role in ("q", "k", "v")}
         rows = max(4, CHECK_ELEMENTS // max(1, spec.batch * spec.num_heads * spec.seqlen_k))
         chosen = replace(self._case, rows=rows, seed=self._random.randrange(1 << 40)).row_indices()
         with one_thread():

@@ -55,6 +55,13 @@ def test_crashes_between_calls_are_verdicts(timed, name, check):
     assert result.witness.input_name == "timed call"
 
 
+def test_rows_that_were_not_sampled_are_compared_with_a_rival(timed, monkeypatch):
+    monkeypatch.setattr("verifier.timing.Workload.check_answer", lambda self: None)
+    result = timed("swapped_rows")
+    assert isinstance(result, Failed) and (result.reason, result.witness.check) == ("wrong_value", "rival"), result
+    assert "rows are far from the answer of torch" in result.witness.message
+
+
 def test_a_result_above_the_machines_own_rate_is_measured_again(timed, monkeypatch):
     monkeypatch.setattr("verifier.timing.Workload.start_rivals", _with_a_slow_matmul(benchmark.Workload.start_rivals))
     phases = []
