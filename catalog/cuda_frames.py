@@ -113,9 +113,10 @@ class BoundCudaKernel:
             raise RunFailed(reason("launch_failed", str(error)), broken=True) from None
 
     def _prepare(self, device: int, stream: int, addresses: tuple[int, ...]) -> Any:
-        kernel = self._entry.kernel(device, stream)
         places = zip(addresses, self._shapes, self._strides, strict=True)
-        prepared = kernel.prepare([PlacedTensor(*place) if place[0] else None for place in places], self._scalars)
+        with allocating_in_captures():
+            kernel = self._entry.kernel(device, stream)
+            prepared = kernel.prepare([PlacedTensor(*place) if place[0] else None for place in places], self._scalars)
         most = 1 if prepared.repacks else KEPT_CALLS  # copies of operands take memory
         with self._keeping:
             while len(self._prepared) >= most:
@@ -127,6 +128,21 @@ class BoundCudaKernel:
 def current_stream(device: int) -> int:
     """The handle of torch's current stream on a device."""
     return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+@contextlib.contextmanager
+def allocating_in_captures() -> Iterator[None]:
+    """Memory may be taken and modules loaded inside, also while a stream of this thread is being captured."""
+    from cuda.bindings import driver
+
+    from verifier.launch_cuda import checked
+
+    relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+    before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "capture mode")
+    try:
+        yield
+    finally:
+        checked(driver.cuThreadExchangeStreamCaptureMode(before), "capture mode")
 
 
 @functools.cache

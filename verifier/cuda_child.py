@@ -32,12 +32,13 @@ ALIVE_PTX = b"""
 .visible .entry alive(.param .u64 out)
 {
   .reg .b32 %r<2>;
-  .reg .b64 %a<4>;
-  ld.param.u64 %a0, [out];
-  mov.u32 %r0, %tid.x;
-  mul.wide.u32 %a1, %r0, 4;
-  add.s64 %a2, %a0, %a1;
-  st.global.u32 [%a2], %r0;
+  .reg .b64 %rd<5>;
+  ld.param.u64 %rd1, [out];
+  cvta.to.global.u64 %rd2, %rd1;
+  mov.u32 %r1, %tid.x;
+  mul.wide.u32 %rd3, %r1, 4;
+  add.s64 %rd4, %rd2, %rd3;
+  st.global.u32 [%rd4], %r1;
   ret;
 }
 \0"""
@@ -172,6 +173,7 @@ class DeviceRoom:
             for piece in self._pieces:
                 with view[piece.offset : piece.offset + piece.length] as part:
                     self._cuda.memcpy_htod(self._address(piece), part)
+        self._cuda.Context.synchronize()  # a copy from pageable memory may return before it is there
 
     def download(self) -> None:
         """Everything that is mapped, inputs and bands included, so that the supervisor sees whatever changed."""
@@ -245,6 +247,10 @@ class CudaChild:
 
 def open_device(channel: socket.socket, fences: dict[str, bool]) -> tuple[Any, Any, Any] | None:
     """PyCUDA, the one visible device, and its primary context, pushed. None, told on the channel, where that fails."""
+    with contextlib.suppress(Exception):  # PyCUDA wants cuRAND, which may lie in a Python package of its own
+        from cuda.pathfinder import load_nvidia_dynamic_lib
+
+        load_nvidia_dynamic_lib("curand")
     try:
         import pycuda.driver as cuda
 

@@ -178,7 +178,7 @@ class CudaWorkload:
         count = max(3, min(2000, round(STEADY_S / max(seconds, 1e-6))))
         ran = self._sandbox.must({"do": "steady", "who": who, "count": count}, self._sandbox.limits.run_s)
         device_s = float(ran.facts["device_s"])
-        return device_s / count, ran.wall_s / max(device_s, 1e-9)
+        return device_s / ran.facts["calls"], ran.wall_s / max(device_s, 1e-9)
 
     # -------------------------------------------------------------------------------------------------------- answers
 

@@ -1,4 +1,4 @@
-"""Cubins on CUDA tensors, as far as that can be told without a GPU: what is handed to the launcher, and when it is packed anew."""
+"""Cubins on CUDA tensors, as far as that can be told without a GPU: what the launcher is given, and when it is packed anew."""
 
 from __future__ import annotations
 
@@ -69,6 +69,7 @@ class Query:
 def bound(monkeypatch: pytest.MonkeyPatch) -> tuple[BoundCudaKernel, Kernel]:
     monkeypatch.setattr(cuda_frames, "current_stream", lambda device: 77)
     monkeypatch.setattr(cuda_frames, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_frames, "allocating_in_captures", contextlib.nullcontext)
     entry, kernel = CudaEntry(LAUNCH, b"cubin", digest_bytes(b"cubin")), Kernel()
     monkeypatch.setattr(entry, "kernel", lambda device, stream: kernel)
     strides = tuple(contiguous_strides(s) for s in ((2, 4, 8, 16), (2, 2, 12, 16), (2, 2, 12, 16)))

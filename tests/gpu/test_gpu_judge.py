@@ -19,6 +19,7 @@ from verifier.records import Failed, Passed
 from verifier.selftest import SPEC
 from verifier.traps.cuda import CUDA_TRAPS
 
+pytestmark = pytest.mark.gpu
 HALF = replace(SPEC, dtype="fp16")
 
 

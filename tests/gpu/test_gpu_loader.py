@@ -19,6 +19,7 @@ from generator.canonical import digest_text
 from generator.tl.fill import fill, hole_choices
 from generator.tl.printer import print_program
 
+pytestmark = pytest.mark.gpu
 SPEC = spec("bf16", 64, seqlen=256, heads=8, kv_heads=8)
 
 

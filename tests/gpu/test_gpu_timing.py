@@ -14,6 +14,7 @@ from verifier.cuda_benchmark import measure_cuda
 from verifier.cuda_rivals import NAMES
 from verifier.records import Measurement
 
+pytestmark = pytest.mark.gpu
 QUICK = Patience(min_rounds=6, max_rounds=12, budget_s=1.0)
 SHAPES: dict[str, tuple[AttentionSpec, tuple[str, ...]]] = {
     "long": (spec("bf16", 128, seqlen=4096, heads=16, kv_heads=16), tuple(n for n in NAMES if n != "flex attention")),

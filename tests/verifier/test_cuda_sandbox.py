@@ -55,7 +55,7 @@ extern "C" void launch_attention_kernel(const Params* p, int64_t blocks) {
 """
 
 
-def fake_binary(name: str, folder: Path) -> tuple[Binary, object]:
+def fake_binary(name: str, folder: Path, more: str = "") -> tuple[Binary, object]:
     """The hand-made kernel of that name for the stand-in."""
     translated = cuda_kernel(HALF, "sm_90", name)
     source = translated.source.replace("THREADS = 64", "THREADS = 1")
@@ -63,7 +63,7 @@ def fake_binary(name: str, folder: Path) -> tuple[Binary, object]:
     source = re.sub(r'T h; asm\("cvt.rn.*?; return h;', "_Float16 h = (_Float16)x; T b; memcpy(&b, &h, 2); return b;", source)
     source = source.replace('asm volatile("trap;");', "__builtin_trap();")
     text, out = folder / f"{name}.cpp", folder / f"{name}.so"
-    text.write_text(PRELUDE + source + RUN)
+    text.write_text(PRELUDE + source + RUN + more)
     command = ["g++", "-O1", "-std=c++17", "-shared", "-fPIC", "-w", "-msse2", "-o", str(out), str(text)]
     subprocess.run(command, check=True, timeout=120)
     data = out.read_bytes()
@@ -138,14 +138,22 @@ def test_a_good_kernel_passes_and_tells_its_fences(fake_driver: FakeNvml, tmp_pa
     assert verdict.fences["device_code_only"] and len(verdict.shapes) > 3
 
 
-@pytest.mark.parametrize(
-    "trap", [t for t in CUDA_TRAPS if t.name in ("partial", "mutates_inputs", "writes_past_end", "reads_past_end", "endless",
-             "illegal_access", "too_much_shared")], ids=lambda t: t.name,
-)  # fmt: skip
+#: Those that need no real device.
+STOOD_IN = ("partial", "mutates_inputs", "racy", "writes_past_end", "reads_past_end", "endless", "illegal_access", "too_much_shared")
+
+
+@pytest.mark.parametrize("trap", [t for t in CUDA_TRAPS if t.name in STOOD_IN], ids=lambda t: t.name)
 def test_every_fault_has_its_reason(fake_driver: FakeNvml, tmp_path: Path, trap) -> None:
     verdict = verdict_on(trap.name, tmp_path)
     assert isinstance(verdict, Failed) and (verdict.reason, verdict.witness.check) == (trap.reason, trap.check), verdict
     gpu_health.check_in_service("cuda:0")
+
+
+def test_what_the_driver_says_of_a_launch_is_the_witness(fake_driver: FakeNvml, tmp_path: Path) -> None:
+    binary, launch = fake_binary("good", tmp_path, 'extern "C" int refused_by_the_driver() { return 1; }')
+    verdict = judge(binary, launch, HALF, limits=LIMITS, seed=5, device="cuda:0")
+    assert isinstance(verdict, Failed) and verdict.reason == "crash", verdict
+    assert "stopped by the device: CudaError: attention_kernel: launch: invalid argument" in verdict.witness.message
 
 
 def test_a_device_that_keeps_the_memory_is_out_of_service(fake_driver: FakeNvml, tmp_path: Path, monkeypatch) -> None:

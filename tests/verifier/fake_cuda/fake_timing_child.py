@@ -31,6 +31,7 @@ def _no_graphs(*args: Any, **kwargs: Any) -> Any:
 
 
 CUDA = SimpleNamespace(
+    init=lambda: None,
     Event=Event,
     CUDAGraph=_no_graphs,
     ExternalStream=lambda handle, device: handle,

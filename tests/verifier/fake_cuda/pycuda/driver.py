@@ -44,6 +44,9 @@ class Device:
 class Stream:
     handle = 77
 
+    def __init__(self, flags: int = 0) -> None:
+        self.flags = flags
+
     def synchronize(self) -> None:
         pass
 

@@ -106,7 +106,9 @@ def cuModuleLoadData(cubin: bytes):
 
 
 def cuModuleGetFunction(module: ctypes.CDLL, name: bytes):
-    return 0, module[f"launch_{name.decode()}"]
+    function = module[f"launch_{name.decode()}"]
+    function.refused = hasattr(module, "refused_by_the_driver")
+    return 0, function
 
 
 def cuFuncSetAttribute(function: object, attribute: int, value: int):
@@ -122,6 +124,8 @@ def cuGetErrorString(status: int):
 
 
 def cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
+    if function.refused:
+        return (1,)
     block = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
     function(ctypes.c_void_p(block), ctypes.c_int64(gx))
     return (0,)
