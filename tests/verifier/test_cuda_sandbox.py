@@ -139,7 +139,10 @@ def test_a_good_kernel_passes_and_tells_its_fences(fake_driver: FakeNvml, tmp_pa
 
 
 #: Those that need no real device.
-STOOD_IN = ("partial", "mutates_inputs", "racy", "writes_past_end", "reads_past_end", "endless", "illegal_access", "too_much_shared")
+STOOD_IN = (
+    "partial", "mutates_inputs", "racy", "writes_past_end", "reads_past_end",
+    "endless", "illegal_access", "too_much_shared",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("trap", [t for t in CUDA_TRAPS if t.name in STOOD_IN], ids=lambda t: t.name)
