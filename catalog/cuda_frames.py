@@ -10,7 +10,6 @@ import contextlib
 import functools
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from generator.binding import bind
 from generator.canonical import digest_bytes
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
+from verifier.cuda_arguments import PlacedTensor
 from verifier.launch import LaunchError
 
 #: Calls whose arguments stay packed: as many sets of addresses of one shape as a serving loop goes round.
@@ -50,21 +50,6 @@ class CudaEntry:
             if key not in self._kernels:
                 self._kernels[key] = CudaKernel(self.launch, self._cubin)
             return self._kernels[key]
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedTensor:
-    """A tensor as the kernel addresses it; strides in elements. Holds no memory."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-    def stride(self) -> tuple[int, ...]:
-        return self.strides
 
 
 class BoundCudaKernel:

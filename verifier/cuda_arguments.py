@@ -20,6 +20,21 @@ TMA_ALIGNMENT = 16
 
 
 @dataclass(frozen=True, slots=True)
+class PlacedTensor:
+    """A tensor as the kernel addresses it; strides in elements. Holds no memory."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+
+    def data_ptr(self) -> int:
+        return self.pointer
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+
+@dataclass(frozen=True, slots=True)
 class TensorMap:
     """What `cuTensorMapEncodeTiled` takes: innermost axis first; strides in bytes, without the innermost."""
 

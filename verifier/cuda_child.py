@@ -46,21 +46,6 @@ ALIVE_THREADS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTensor:
-    """A tensor of a call in device memory; strides in elements."""
-
-    pointer: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-
-    def data_ptr(self) -> int:
-        return self.pointer
-
-    def stride(self) -> tuple[int, ...]:
-        return self.strides
-
-
-@dataclass(frozen=True, slots=True)
 class Piece:
     """A part of the arena's file that is device memory, `at` bytes into a range of addresses: `place` 0 is the common one, others
     belong to one far tensor each.
@@ -228,10 +213,11 @@ class CudaChild:
                 raise ValueError(f"do: expected map, run or stop, found {other!r}")
 
     def _run(self, question: dict[str, Any]) -> str:
+        from verifier.cuda_arguments import PlacedTensor
         from verifier.launch import LaunchError
 
         places = zip(question["addresses"], question["shapes"], question["strides"], strict=True)
-        tensors = [DeviceTensor(self.room.address(at), tuple(shape), tuple(strides)) for at, shape, strides in places]
+        tensors = [PlacedTensor(self.room.address(at), tuple(shape), tuple(strides)) for at, shape, strides in places]
         try:
             call = self._kernel.prepare(tensors, question["scalars"])
         except LaunchError as error:
