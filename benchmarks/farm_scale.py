@@ -34,7 +34,7 @@ from generator.spec import AttentionSpec
 
 def job(number: int, words: str) -> Job:
     spec = AttentionSpec(1, 1, 8, 8, 1, 1 + number % 100_000, 4, name=words)
-    return Job(digest_text(str(number)), spec, "cpu-avx2", f"program {number}")
+    return Job(digest_text(str(number)), spec, "cpu-avx2", f"program {number}", device_key=digest_text("cpu"))
 
 
 async def _one(made: Job, attempt: Any) -> None:
@@ -67,7 +67,9 @@ def cpu_s() -> float:
 
 def overhead(num_devices: int, attempts: int, candidate_s: float) -> dict[str, Any]:
     """One sweep of pauses on so many devices, each with a worker of its own."""
-    from farm.ray_executor import DeviceWish, RayExecutor, start_session
+    from farm.actors import start_session
+    from farm.nodes import DeviceWish
+    from farm.ray_executor import RayExecutor
 
     with tempfile.TemporaryDirectory() as folder:
         start_session("local", max(2, num_devices // 4))

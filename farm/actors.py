@@ -1,9 +1,10 @@
-"""What runs on Ray's workers: the builder task, the device actor, and the local session. Knows no queue and no plan."""
+"""What runs on Ray's workers: the builder task, the device actor, and the session. Knows no queue and no plan."""
 
 from __future__ import annotations
 
 import logging
 import os
+import platform
 import re
 import time
 from dataclasses import dataclass
@@ -18,20 +19,27 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import ray
 
 from farm.console import InputError
+from farm.devices import LocalDevice
 from farm.executors import stages_of, trouble_of
 from farm.jobs import Built, Job, Row, Shop
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a device actor says of itself on start: where it really is and what it really has."""
+    """What a device actor says of itself on start: where it really is, what it really has, and why it cannot serve, if so."""
 
     node_id: str
     pid: int
-    device: str
-    description: str
-    device_key: str
+    device: LocalDevice
     problems: tuple[str, ...] = ()
+
+
+def versions() -> dict[str, str]:
+    """What has to agree between a driver and its workers: they exchange pickles, and their rows name one translator."""
+    from farm.versions import harness_version, translator_version
+
+    python = ".".join(platform.python_version_tuple()[:2])
+    return {"python": python, "ray": ray.__version__, "translator": translator_version(), "harness": harness_version()}
 
 
 @ray.remote(num_cpus=1, max_retries=0)
@@ -48,13 +56,16 @@ def build(job: Job, shop: Shop) -> Built | Row:
 class Device:
     """Owns the measuring slot of one device. Holds no CUDA context and no candidate: both live in killable children."""
 
-    def __init__(self, device: str, shop: Shop) -> None:
-        self._device, self._shop = device, shop
+    def __init__(self, device: str, expected_class: str, shop: Shop) -> None:
+        self._device, self._expected, self._shop = device, expected_class, shop
 
-    def hello(self) -> Hello:
-        node = ray.get_runtime_context().get_node_id()
-        description, key, problems = stages_of(self._shop).inspect_device(self._device, self._shop)
-        return Hello(node, os.getpid(), self._device, description, key, problems)
+    def hello(self, driver: dict[str, str]) -> Hello:
+        node, here = ray.get_runtime_context().get_node_id(), versions()
+        differing = tuple(
+            f"{name} is {here[name]} here and {driver[name]} at the driver" for name in driver if here[name] != driver[name]
+        )
+        found, problems = stages_of(self._shop).inspect_device(self._device, self._shop, self._expected)
+        return Hello(node, os.getpid(), found, differing + problems)
 
     def prove(self, built: Built) -> tuple[Row, float]:
         """The row, and the seconds that the device was busy."""

@@ -113,7 +113,7 @@ def sweep(
         print_summary(summary)
     if summary.stopped_by_signal:
         raise typer.Exit(EXIT_STOPPED)
-    if not summary.any_verified:
+    if summary.broken_off or not summary.any_verified:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from dataclasses import dataclass
@@ -39,21 +40,20 @@ class LocalDevice:
 @functools.lru_cache(maxsize=4)
 def devices_here() -> tuple[LocalDevice, ...]:
     """The processor, if a form of `cpu` runs on it, and every GPU that the driver shows."""
-    cpu = device_key("cpu")
-    found = [LocalDevice("cpu", "cpu", cpu.name, cpu.hash, forms_here())] if forms_here() else []
     from verifier.gpu import gpus_here
 
+    found = [local_device("cpu")] if forms_here() else []
     for device in gpus_here():
-        try:
-            found.append(gpu(device))
-        except NoDevice:
-            continue
+        with contextlib.suppress(NoDevice):
+            found.append(local_device(device))
     return tuple(found)
 
 
-def gpu(device: str) -> LocalDevice:
-    """A GPU by its name here. Raises NoDevice."""
+def local_device(device: str) -> LocalDevice:
+    """ "cpu", or a GPU by its name here. Raises NoDevice."""
     key = device_key(device)
+    if device == "cpu":
+        return LocalDevice("cpu", "cpu", key.name, key.hash, forms_here())
     major, minor = (int(n) for n in str(key["compute_capability"]).split("."))
     own, older = targets_of(major, minor)
     return LocalDevice(device, class_of(key.name), key.name, key.hash, own + older, older, f"sm_{major}{minor}")

@@ -8,10 +8,12 @@ import queue
 import threading
 import traceback
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, Protocol
 
 from farm.jobs import Built, Job, Row, Shop
+from farm.places import Place, places_of
+
+UNVERIFIED = "no device here can run this target"
 
 
 class Executor(Protocol):
@@ -20,6 +22,10 @@ class Executor(Protocol):
     @property
     def capacity(self) -> int:
         """Jobs that may be in hand at a time so that nothing waits for work."""
+        ...
+
+    def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
+        """Each target on every kind of device in service that judges it; grows while devices join."""
         ...
 
     def submit(self, job: Job) -> Future[Row]: ...
@@ -49,14 +55,13 @@ def run_stages(job: Job, shop: Shop) -> Row:
     """Build and prove one job here. A fault of our own code costs this one attempt, not the sweep."""
     stages = stages_of(shop)
     try:
-        device, arch = stages.place(job.target)
-        built = stages.build(replace(job, arch=arch), shop)
+        built = stages.build(job, shop)
         if not isinstance(built, Built):
             return built
+        device = next((d.device for d in stages.devices() if d.key == job.device_key and job.target in d.targets), None)
         if device is None:
-            return stages.row_unproven(built, "compiled_unverified", "no device here can run this target")
-        problems = _inspected(device, shop)
-        if problems:
+            return stages.row_unproven(built, "compiled_unverified", UNVERIFIED)
+        if problems := _inspected(device, shop):
             return stages.row_unproven(built, "missing_device", f"{device} is out of service: {problems[0]}")
         return stages.prove(built, shop, device)
     except Exception as error:
@@ -66,7 +71,7 @@ def run_stages(job: Job, shop: Shop) -> Row:
 @functools.lru_cache(maxsize=8)
 def _inspected(device: str, shop: Shop) -> tuple[str, ...]:
     """What keeps a device of this machine from serving; asked once a process."""
-    problems: tuple[str, ...] = stages_of(shop).inspect_device(device, shop)[2]
+    problems: tuple[str, ...] = stages_of(shop).inspect_device(device, shop)[1]
     return problems
 
 
@@ -81,6 +86,9 @@ class LocalExecutor:
         self._current = ""
         self._thread = threading.Thread(target=self._work, name="farm-local", daemon=True)
         self._thread.start()
+
+    def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
+        return places_of(targets, stages_of(self._shop).devices())
 
     def submit(self, job: Job) -> Future[Row]:
         future: Future[Row] = Future()

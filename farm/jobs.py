@@ -21,8 +21,8 @@ class Job:
 
     key: what resuming goes by. program: TL code with every hole filled; "" when the author gave none, and then `trouble` says
     why, as (reason, message). arch: what CUDA source is compiled for instead of its target, to be checked on a newer card.
-    texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already known of the row (author,
-    hashes, tokens).
+    device_key: of the devices that may judge it; None: it is only built. texts: `sketch`, and `code` with its holes, as the
+    author gave them. columns: what is already known of the row (author, hashes, tokens).
     """
 
     key: str
@@ -34,6 +34,7 @@ class Job:
     attempt_no: int = 1
     trouble: tuple[str, str] | None = None
     arch: str | None = None
+    device_key: str | None = None
     texts: dict[str, str] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from farm.console import EXIT_FAILED, writing
+from farm.console import EXIT_FAILED, InputError, writing
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 

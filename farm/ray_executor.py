@@ -1,52 +1,37 @@
 """Runs jobs on Ray: builders and one actor a device, bounded queues, every loss a row. Decides nothing about what to try.
 
-One thread owns all of it. A job is built by a task (any builder, one CPU), then waits for a device that can run its target, which
-has at most one job running and one queued. Whatever dies, its job ends as a row `lost_node`; the scheduler tries it again.
+One thread owns all of it. A job is built by a task (any builder, one CPU), then waits for a device of its kind, which has at most
+one job running and one queued. Whatever dies, its job ends as a row `lost_node`; the scheduler tries it again, on another
+device of that kind where there is one. Nodes that join or leave a cluster are seen within seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from farm import actors
-from farm.actors import ray, start_session
-from farm.devices import devices_here
-from farm.executors import stages_of
-from farm.jobs import Built, Job, Row, Shop
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-__all__ = ["DeviceWish", "RayExecutor", "local_wishes", "start_session"]
+from farm import actors
+from farm.actors import ray
+from farm.devices import LocalDevice
+from farm.executors import UNVERIFIED, stages_of
+from farm.jobs import Built, Job, Row, Shop
+from farm.nodes import DeviceWish, builder_cpus, node_wishes
+from farm.places import Place, places_of
 
 TICK_S = 0.1
 QUEUED_PER_DEVICE = 2  # one running, one waiting
 STRIKES = 3  # deaths in a row without a finished job, after which a device is out of service
 HELLO_S = 300.0  # for a device to start and pass its self-test
 GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceWish:
-    """A device to put an actor on: the targets that it can judge, and what Ray has to give for it."""
-
-    device: str  # as its own actor names it: "cpu", and "cuda:0" whichever GPU Ray gave it
-    targets: tuple[str, ...]
-    archs: tuple[tuple[str, str], ...] = ()  # of these, targets of older cards, and what their source is compiled for
-    options: tuple[tuple[str, Any], ...] = (("num_cpus", 0),)
-
-
-def local_wishes(targets: tuple[str, ...]) -> tuple[DeviceWish, ...]:
-    """The devices of this machine that a plan's targets can use."""
-    useful = (d for d in devices_here() if set(targets) & set(d.targets))
-    return tuple(
-        DeviceWish("cpu", d.targets)
-        if d.device == "cpu"
-        else DeviceWish("cuda:0", d.targets, tuple((t, d.arch) for t in d.borrowed), (("num_gpus", 1), ("num_cpus", 1)))
-        for d in useful
-    )
+WATCH_S = 3.0  # between looks at a cluster's nodes
 
 
 @dataclass(slots=True)
@@ -55,14 +40,25 @@ class _Slot:
 
     wish: DeviceWish
     actor: Any
-    ready: bool = False
     hello: Any = None  # the reference, until the answer is there
-    about: actors.Hello | None = None
+    device: LocalDevice | None = None
     tasks: dict[Any, Built] = field(default_factory=dict)
     deadline: float = 0.0
     strikes: int = 0
     out_of_service: str = ""
     busy_s: float = 0.0
+
+    @property
+    def ready(self) -> bool:
+        return self.device is not None and self.hello is None and not self.out_of_service
+
+    def may_judge(self, job: Job) -> bool:
+        """Whether it is, or before it said what it is may be, of the job's kind."""
+        return job.target in self.wish.targets and (self.device is None or self.device.key == job.device_key)
+
+    def describe(self) -> dict[str, Any]:
+        name = self.device.name if self.device else self.wish.expected_class
+        return {"device": self.wish.device, "about": name, "out_of_service": self.out_of_service, "in_hand": len(self.tasks)}
 
 
 @dataclass(slots=True)
@@ -72,17 +68,22 @@ class _Building:
 
 
 class RayExecutor:
-    def __init__(self, shop: Shop, wishes: tuple[DeviceWish, ...], num_builders: int) -> None:
-        self._shop, self._num_builders = shop, max(1, num_builders)
-        self._stages = stages_of(shop)
+    """wishes: the devices of this machine. targets: with these instead, devices are those of a cluster's nodes, now and later."""
+
+    def __init__(
+        self, shop: Shop, wishes: Iterable[DeviceWish] = (), num_builders: int = 1, targets: tuple[str, ...] | None = None
+    ) -> None:
+        self._shop, self._num_builders, self._targets = shop, max(1, num_builders), targets
+        self._stages, self._versions = stages_of(shop), actors.versions()
         self._lock = threading.Condition()
         self._todo: deque[Job] = deque()
         self._futures: dict[str, Future[Row]] = {}
         self._building: dict[Any, _Building] = {}
         self._built: deque[Built] = deque()
         self._slots = [self._open(wish) for wish in wishes]
-        self._closed = False
+        self._closed, self._looked = False, 0.0
         self._started = time.monotonic()
+        self._look_at_nodes()
         self._thread = threading.Thread(target=self._run, name="farm-ray", daemon=True)
         self._thread.start()
 
@@ -91,6 +92,13 @@ class RayExecutor:
     @property
     def capacity(self) -> int:
         return 2 * self._num_builders + (QUEUED_PER_DEVICE + 1) * max(1, len(self._slots))
+
+    def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
+        """After every device has said what it is, or that it cannot serve."""
+        until = time.monotonic() + HELLO_S
+        while any(s.hello for s in self._slots) and time.monotonic() < until:
+            time.sleep(TICK_S)
+        return places_of(targets, tuple(s.device for s in self._slots if s.ready and s.device))
 
     def submit(self, job: Job) -> Future[Row]:
         future: Future[Row] = Future()
@@ -107,23 +115,13 @@ class RayExecutor:
 
     def state(self) -> dict[str, Any]:
         elapsed = max(time.monotonic() - self._started, 1e-9)
-        devices = [
-            {
-                "device": s.wish.device,
-                "targets": list(s.wish.targets),
-                "about": s.about.description if s.about else "",
-                "out_of_service": s.out_of_service,
-                "in_hand": len(s.tasks),
-                "busy": round(s.busy_s / elapsed, 3),
-            }
-            for s in self._slots
-        ]
         return {
             "executor": "ray",
             "waiting": len(self._todo),
             "building": len(self._building),
             "built": len(self._built),
-            "devices": devices,
+            "queues": dict(Counter(b.job.target for b in list(self._built))),
+            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in list(self._slots)],
         }
 
     def close(self) -> None:
@@ -148,35 +146,57 @@ class RayExecutor:
                     return
                 if not self._todo and not self._building and not self._built and not any(s.tasks or s.hello for s in self._slots):
                     self._lock.wait(1.0)
+            self._look_at_nodes()
             self._give_out()
             self._collect()
             self._check_deadlines()
+
+    def _look_at_nodes(self) -> None:
+        """Devices of nodes that joined come into service; those of nodes that are gone leave it."""
+        if self._targets is None or time.monotonic() - self._looked < WATCH_S:
+            return
+        self._looked = time.monotonic()
+        nodes: list[Mapping[str, Any]] = ray.nodes()
+        alive = {n["NodeID"] for n in nodes if n["Alive"]}
+        self._num_builders = max(1, builder_cpus(nodes))
+        for slot in self._slots:
+            if slot.wish.node_id not in alive and not slot.out_of_service:
+                slot.out_of_service = "its node left the cluster"
+                self._let_go(slot, RuntimeError(slot.out_of_service))
+        have = Counter((s.wish.node_id, s.wish.expected_class) for s in self._slots)
+        for wish in node_wishes(self._targets, nodes):
+            key = (wish.node_id, wish.expected_class)
+            if have[key] > 0:
+                have[key] -= 1
+            else:
+                self._slots.append(self._open(wish))
 
     def _give_out(self) -> None:
         devices = sum(not s.out_of_service for s in self._slots)
         while self._todo and len(self._building) < self._num_builders and len(self._built) < self._num_builders + 2 * devices:
             with self._lock:
                 job = self._todo.popleft()
-            ref = actors.build.remote(replace(job, arch=self._arch_for(job.target)), self._shop)
+            ref = actors.build.remote(job, self._shop)
             self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S)
         for _ in range(len(self._built)):
             self._place(self._built.popleft())
 
     def _place(self, built: Built) -> None:
-        """To the least loaded device that can run the target; back into the queue while all are busy; a row where none is."""
-        able = [s for s in self._slots if built.job.target in s.wish.targets]
+        """To the least loaded device of its kind; back into the queue while all are busy; a row where there is none."""
+        if built.job.device_key is None:
+            self._end(self._stages.row_unproven(built, "compiled_unverified", UNVERIFIED), built.job)
+            return
+        able = [s for s in self._slots if s.may_judge(built.job)]
         serving = [s for s in able if not s.out_of_service]
-        if not able:
-            self._end(self._stages.row_unproven(built, "compiled_unverified", "no device here can run this target"), built.job)
-        elif not serving:
-            message = f"{able[0].wish.device} is out of service: {able[0].out_of_service}"
-            self._end(self._stages.row_unproven(built, "missing_device", message), built.job)
+        if not serving:
+            why = f"out of service: {able[0].out_of_service}" if able else "no device of its kind is left"
+            self._end(self._stages.row_unproven(built, "missing_device", why), built.job)
+            return
+        slot = min(serving, key=lambda s: (not s.ready, len(s.tasks)))
+        if slot.ready and len(slot.tasks) < QUEUED_PER_DEVICE:
+            self._hand_over(slot, built)
         else:
-            slot = min(serving, key=lambda s: (not s.ready, len(s.tasks)))
-            if slot.ready and len(slot.tasks) < QUEUED_PER_DEVICE:
-                self._hand_over(slot, built)
-            else:
-                self._built.append(built)
+            self._built.append(built)
 
     def _hand_over(self, slot: _Slot, built: Built) -> None:
         if not slot.tasks:
@@ -216,30 +236,43 @@ class RayExecutor:
             self._actor_died(slot, error)
             return
         if ref is slot.hello:
-            slot.hello, slot.about = None, result
-            slot.ready, slot.out_of_service = not result.problems, "; ".join(result.problems)
+            slot.hello, slot.device = None, result.device
+            slot.out_of_service = "; ".join(result.problems)
             return
-        row, seconds = result
+        self._proved(slot, ref, *result)
+
+    def _proved(self, slot: _Slot, ref: Any, row: Row, seconds: float) -> None:
         slot.busy_s += seconds
         slot.strikes = 0
         self._end(row, slot.tasks.pop(ref).job)
         slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
 
     def _actor_died(self, slot: _Slot, error: BaseException) -> None:
-        """The job at the head is the one that was running; the queued one goes back without a mark."""
+        self._let_go(slot, error)
         slot.strikes += 1
+        if slot.strikes >= STRIKES:
+            slot.out_of_service = f"{slot.strikes} deaths in a row, the last: {_first_line(error)}"
+        elif not slot.out_of_service:
+            fresh = self._open(slot.wish)
+            slot.actor, slot.hello, slot.deadline = fresh.actor, fresh.hello, fresh.deadline
+
+    def _save_ended(self, slot: _Slot) -> None:
+        """Results that came in before the actor died, and were not looked at yet."""
+        ended, _ = ray.wait(list(slot.tasks), num_returns=len(slot.tasks), timeout=0) if slot.tasks else ([], [])
+        for ref in ended:
+            with contextlib.suppress(Exception):  # those that it died with
+                self._proved(slot, ref, *ray.get(ref, timeout=5))
+
+    def _let_go(self, slot: _Slot, error: BaseException) -> None:
+        """The job at the head is the one that was running, and is lost; the queued one goes back without a mark."""
+        self._save_ended(slot)
         jobs = list(slot.tasks.values())
         slot.tasks.clear()
+        slot.hello = None
         if jobs:
             self._end(self._lost(jobs[0].job, slot.wish.device, error), jobs[0].job)
             self._built.extendleft(reversed(jobs[1:]))
         ray.kill(slot.actor, no_restart=True)
-        slot.ready, slot.hello = False, None
-        if slot.strikes >= STRIKES:
-            slot.out_of_service = f"{slot.strikes} deaths in a row, the last: {_first_line(error)}"
-        else:
-            fresh = self._open(slot.wish)
-            slot.actor, slot.hello, slot.deadline = fresh.actor, fresh.hello, fresh.deadline
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
@@ -255,13 +288,11 @@ class RayExecutor:
     # ------------------------------------------------------------------------------------------------------ small parts
 
     def _open(self, wish: DeviceWish) -> _Slot:
-        actor = actors.Device.options(**dict(wish.options)).remote(wish.device, self._shop)
-        return _Slot(wish, actor, hello=actor.hello.remote(), deadline=time.monotonic() + HELLO_S)
-
-    def _arch_for(self, target: str) -> str | None:
-        """What a target's source is compiled for: another architecture where only newer cards are in service for it."""
-        able = [dict(s.wish.archs) for s in self._slots if target in s.wish.targets]
-        return None if not able or any(target not in archs for archs in able) else able[0][target]
+        options = dict(wish.options)
+        if wish.node_id:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(wish.node_id, soft=False)
+        actor = actors.Device.options(**options).remote(wish.device, wish.expected_class, self._shop)
+        return _Slot(wish, actor, hello=actor.hello.remote(self._versions), deadline=time.monotonic() + HELLO_S)
 
     def _lost(self, job: Job, who: str, error: BaseException) -> Row:
         return self._stages.row_without_verdict(job, "lost_node", f"{who} was lost: {_first_line(error)}")

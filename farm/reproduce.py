@@ -81,7 +81,8 @@ def _job(opened: Catalog, row: Row, measure_s: float) -> Job:
     columns: dict[str, Any] = {name: row[name] for name in _LINEAGE if row[name] is not None}
     columns["parent_row_id"] = row["row_id"]
     spec = spec_from_plain(json.loads(row["spec"]) | {"name": row["spec_name"] or ""})
-    return Job(row["attempt_key"], spec, target, program, measure_s, attempt_no=row["attempt_no"] + 1, columns=columns)
+    number = row["attempt_no"] + 1
+    return Job(row["attempt_key"], spec, target, program, measure_s, attempt_no=number, arch=arch_for(target), columns=columns)
 
 
 def _built(opened: Catalog, row: Row, job: Job, shop: Shop) -> Built | Row:
@@ -90,7 +91,7 @@ def _built(opened: Catalog, row: Row, job: Job, shop: Shop) -> Built | Row:
     launch = launch_from_plain(json.loads(row["launch"]))
     source, schedule = store.text(row["source_hash"]), json.loads(row["schedule"] or "{}")
     translated = Translated(row["target"], row["language"], source, launch, row["program_hash"] or "", schedule)
-    match compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s), arch=arch_for(job.target)):
+    match compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s), arch=job.arch):
         case CompileFailed() as no:
             columns = job.columns | rows.of_log(no.log, store) | {"compile_s": no.compile_s}
             return stages.row_of(job, shop, columns, no.reason, rows.last_error(no.log))

@@ -11,9 +11,10 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
+from catalog.errors import StorageError
 from farm.executors import Executor
 from farm.jobs import Job, Row
 from farm.plan import Budget
@@ -45,6 +46,7 @@ class Display(Protocol):
     def planned(self, job: Job) -> None: ...
     def ended(self, job: Job, row: Row) -> None: ...
     def known(self, job: Job, row: Row) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 @dataclass(slots=True)
@@ -75,7 +77,9 @@ class Sweep:
     sink: Sink
     ended: Ended
     display: Display
+    _: KW_ONLY
     budget: Budget = field(default_factory=Budget)
+    storage_patience_s: float = 180.0
     interrupted_row: Callable[[Job, str, str], Row] | None = None
     counts: Counts = field(default_factory=Counts)
     stop_reason: str = ""
@@ -143,7 +147,20 @@ class Sweep:
             if self.interrupted_row is not None:
                 self._write(job, self.interrupted_row(job, "not_run", f"stopped: {self.stop_reason or 'the sweep ended'}"))
             raise
-        return self._write(job, row)
+        return await self._write_patiently(job, row)
+
+    async def _write_patiently(self, job: Job, row: Row) -> Row:
+        """A shared folder may be gone for a minute, and a disk full until somebody makes room: the row waits for it."""
+        until = time.monotonic() + self.storage_patience_s
+        while True:
+            try:
+                return self._write(job, row)
+            except StorageError as error:
+                if time.monotonic() > until or self._stopping.is_set():
+                    self.stop(f"rows cannot be stored: {error}")
+                    raise Stopped(self.stop_reason) from None
+                self.display.note(f"rows cannot be stored, waiting: {error}")
+                await asyncio.sleep(min(5.0, self.storage_patience_s / 4))
 
     def _admit(self, job: Job) -> None:
         limit = self.budget.attempts

@@ -23,11 +23,10 @@ Holes = dict[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """What makes an attempt another one although spec and program are the same."""
+    """What makes an attempt another one although spec and program are the same. The device does so too: see `farm.places`."""
 
     translator: str
     harness: str
-    device_keys: dict[str, str]  # target -> device key; a target that is missing here can only be built
 
     def key(self, spec: AttentionSpec, target: str, program: str, rung: int) -> str:
         return attempt_key(
@@ -36,7 +35,6 @@ class Versions:
             translator_version=self.translator,
             harness_version=self.harness,
             program_hash=digest_text(program),
-            device_key=self.device_keys.get(target),
             tuning={"rung": rung} if rung else None,
         )
 
@@ -47,7 +45,6 @@ class Versions:
             translator_version=self.translator,
             harness_version=self.harness,
             author=author,
-            device_key=self.device_keys.get(target),
         )
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from catalog.schema import make_row
 from farm import rows
-from farm.devices import arch_for, device_for, slot_of
+from farm.devices import LocalDevice, devices_here, local_device, slot_of
 from farm.jobs import Built, Job, Row, Shop
 from farm.quiet import compiling, measuring
 from farm.variants import load_variants
@@ -32,7 +32,7 @@ from generator.translate.records import Translated, Untranslatable
 from verifier.benchmark import Patience, measure
 from verifier.children import Limits
 from verifier.compile import compile_translated
-from verifier.environment import NoDevice, device_key
+from verifier.environment import NoDevice
 from verifier.judge import judge
 from verifier.records import Binary, CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.selftest import ensure_selftest
@@ -129,15 +129,17 @@ def row_of(job: Job, shop: Shop | None, columns: dict[str, Any], reason: str, me
     )
 
 
-def inspect_device(device: str, shop: Shop) -> tuple[str, str, tuple[str, ...]]:
-    """What a device says of itself on start: description, device key, and what keeps it from serving.
+def inspect_device(device: str, shop: Shop, expected_class: str = "") -> tuple[LocalDevice, tuple[str, ...]]:
+    """What a device says of itself on start, and what keeps it from serving.
 
-    Nothing is judged on a machine that does not refuse the traps and accept a known good kernel.
+    Nothing is judged on a machine that does not refuse the traps and accept a known good kernel. expected_class: what the
+    cluster's configuration says that this node has.
     """
-    key = device_key(device)
+    found = local_device(device)
+    if expected_class and found.device_class != expected_class:
+        return found, (f"the node's resources say {expected_class}, and its device is {found.name} ({found.device_class})",)
     checks = ensure_selftest(shop.cache, device=device)
-    problems = tuple(f"self-test: {c.name}: expected {c.expected}, found {c.found}" for c in checks if not c.ok)
-    return key.name, key.hash, problems
+    return found, tuple(f"self-test: {c.name}: expected {c.expected}, found {c.found}" for c in checks if not c.ok)
 
 
 def versions() -> tuple[str, str]:
@@ -145,15 +147,9 @@ def versions() -> tuple[str, str]:
     return translator_version(), harness_version()
 
 
-def place(target: str) -> tuple[str | None, str | None]:
-    """The device here that judges a target, if there is one, and the architecture to compile for if not the target's."""
-    device = device_for(target)
-    return (None, None) if device is None else (device.device, arch_for(target))
-
-
-def device_keys(targets: Sequence[str]) -> dict[str, str]:
-    """Target -> key of the device of this machine that runs it; what is missing here can only be built."""
-    return {target: device.key for target in targets if (device := device_for(target)) is not None}
+def devices() -> tuple[LocalDevice, ...]:
+    """The devices of this machine."""
+    return devices_here()
 
 
 # --------------------------------------------------------------------------------------------------------- small parts

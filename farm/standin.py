@@ -15,12 +15,18 @@ from pathlib import Path
 from typing import Any
 
 from catalog.schema import make_row
+from farm.devices import LocalDevice
 from farm.jobs import Built, Job, Row, Shop
 from generator.canonical import digest_text
 from generator.translate.records import Launch
 from verifier.records import Binary
 
 VERSION = "standin-1"
+#: Class of a device -> targets that its stand-in judges.
+STANDIN_TARGETS: dict[str, tuple[str, ...]] = {
+    "cpu": ("cpu-avx2", "cpu-avx512", "cpu-amx"), "t4": ("sm_75",), "rtx8000": ("sm_75",), "a100": ("sm_80",),
+    "h200": ("sm_90a",),
+}  # fmt: skip
 
 
 def build(job: Job, shop: Shop) -> Built | Row:
@@ -49,7 +55,7 @@ def row_unproven(built: Built, reason: str, message: str) -> Row:
 def row_without_verdict(job: Job, reason: str, message: str) -> Row:
     name = digest_text(job.program)
     served = {
-        "device_key": digest_text("standin"), "source_hash": name, "binary_hash": name, "rule_id": VERSION,
+        "device_key": job.device_key or digest_text("standin"), "source_hash": name, "binary_hash": name, "rule_id": VERSION,
         "launch": Launch("standin", (), ()), "verified_shapes": [(1, 1, 1)], "p50_s": 1e-3,
         "baseline_name": "none", "ratio_p50": 1.0,
     }  # fmt: skip
@@ -59,8 +65,18 @@ def row_without_verdict(job: Job, reason: str, message: str) -> Row:
     )  # fmt: skip
 
 
-def inspect_device(device: str, shop: Shop) -> tuple[str, str, tuple[str, ...]]:
-    return f"stand-in for {device}", digest_text(device), ()
+def inspect_device(device: str, shop: Shop, expected_class: str = "") -> tuple[LocalDevice, tuple[str, ...]]:
+    """A stand-in of the class that is asked for."""
+    return standin_device(device, expected_class or "cpu"), ()
+
+
+def standin_device(device: str, device_class: str) -> LocalDevice:
+    targets = STANDIN_TARGETS.get(device_class, ())
+    return LocalDevice(device, device_class, f"stand-in for {device_class}", digest_text(device_class), targets)
+
+
+def devices() -> tuple[LocalDevice, ...]:
+    return (standin_device("cpu", "cpu"),)
 
 
 def _words(job: Job) -> dict[str, str]:
@@ -95,11 +111,3 @@ def counts(cache: str | Path) -> dict[str, Any]:
 
 def versions() -> tuple[str, str]:
     return VERSION, VERSION
-
-
-def place(target: str) -> tuple[str | None, str | None]:
-    return (None if target.startswith("sm_") else "cpu"), None
-
-
-def device_keys(targets: tuple[str, ...]) -> dict[str, str]:
-    return {target: digest_text("standin") for target in targets}

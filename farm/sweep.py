@@ -8,25 +8,27 @@ import dataclasses
 import functools
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from catalog import store
 from catalog.store import Catalog
-from farm.authors import author_of, check_author
+from farm.authors import Author, author_of, check_author
 from farm.config import Config
 from farm.console import InputError
 from farm.executors import Executor, LocalExecutor, stages_of
 from farm.guardian import Guardian
 from farm.jobs import Job, Row, Shop, new_run_id
+from farm.places import Place, places_of
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display
 from farm.rules import resolved_targets
-from farm.scheduler import Counts, Sweep
-from farm.search import Versions
+from farm.scheduler import Counts, Search, Sweep
+from farm.search import Attempt, Versions
 from generator.canonical import digest
+from generator.spec import AttentionSpec
 from verifier.environment import cores_given
 
 if TYPE_CHECKING:
@@ -66,6 +68,11 @@ class Summary:
         return self.stop_reason.startswith("stopped by")
 
     @property
+    def broken_off(self) -> bool:
+        """Neither ended, nor stopped by its user or its budget."""
+        return bool(self.stop_reason) and not self.stopped_by_signal and not self.stop_reason.startswith("budget")
+
+    @property
     def any_verified(self) -> bool:
         return any(row["reason_code"] == "ok" for row in self.tally.best.values())
 
@@ -79,7 +86,7 @@ class Summary:
             "by_reason": dict(sorted(self.counts.by_reason.items())),
             "wall_s": round(self.wall_s, 3),
             "stop_reason": self.stop_reason,
-            "best": [table_row(row) for row in self.tally.best.values()],
+            "best": [table_row(row) for row in sorted(self.tally.best.values(), key=_in_table)],
         }
 
 
@@ -116,7 +123,8 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     with contextlib.closing(_executor(options, shop, plan, run_id)) as executor, opened.writer(run_id) as writer:
         tally = Tally(expected=_expected(plan))
         with make_display(tally, executor.state, options.quiet) as display:
-            sweep = Sweep(executor, writer, KnownRows(opened), display, plan.budget, stages_of(shop).row_without_verdict)
+            interrupted = stages_of(shop).row_without_verdict
+            sweep = Sweep(executor, writer, KnownRows(opened), display, budget=plan.budget, interrupted_row=interrupted)
             counts = asyncio.run(_run(sweep, plan, shop, display))
     opened.record_run(run_id, sweep_id, counts.planned, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason)
@@ -132,9 +140,23 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay) -> C
     catch_signals()
     if isinstance(sweep.executor, _OnRay):
         sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
-    versions = Versions(*stages_of(shop).versions(), device_keys=stages_of(shop).device_keys(plan.targets))
+    versions = Versions(*stages_of(shop).versions())
     async with author_of(plan, shop, versions, display.note) as author:
-        return await sweep.run(functools.partial(author.solve, spec, target) for spec, target in plan.problems())
+        return await sweep.run(_searches(plan, author, sweep.executor))
+
+
+def _searches(plan: Plan, author: Author, executor: Executor) -> Iterator[Search]:
+    """Every problem on every kind of device that can judge it; kinds that join while the sweep runs get theirs at the end."""
+    known: set[Place] = set()
+    while fresh := [place for place in executor.places(plan.targets) if place not in known]:
+        for spec in plan.specs():
+            for place in fresh:
+                yield functools.partial(_solve, author, spec, place)
+        known.update(fresh)
+
+
+async def _solve(author: Author, spec: AttentionSpec, place: Place, attempt: Attempt) -> None:
+    await author.solve(spec, place.target, lambda job: attempt(place.put(job)))
 
 
 def _stop(sweep: Sweep, display: PlainDisplay, name: str) -> None:
@@ -153,19 +175,24 @@ def _expected(plan: Plan) -> int:
 
 
 class _OnRay:
-    """Ray, started with the first job: a sweep that finds everything done starts nothing."""
+    """Ray, started with the first job: a sweep on this machine that finds everything done starts nothing."""
 
     def __init__(self, options: Options, shop: Shop, targets: tuple[str, ...], run_id: str) -> None:
         self._options, self._shop, self._targets, self._run_id = options, shop, targets, run_id
         self._running: tuple[Guardian, RayExecutor] | None = None
-        self.capacity = 2 * cores_given() + 3
         self.after_start: Callable[[], None] = lambda: None
 
+    @property
+    def capacity(self) -> int:
+        return self._running[1].capacity if self._running else 2 * cores_given() + 3
+
+    def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
+        if self._options.address == "local":
+            return places_of(targets, stages_of(self._shop).devices())
+        return self._started().places(targets)
+
     def submit(self, job: Job) -> Future[Row]:
-        if self._running is None:
-            self._running = self._start()
-            self.after_start()
-        return self._running[1].submit(job)
+        return self._started().submit(job)
 
     def state(self) -> dict[str, Any]:
         return self._running[1].state() if self._running else {}
@@ -181,14 +208,25 @@ class _OnRay:
         finally:
             guardian.close()
 
+    def _started(self) -> RayExecutor:
+        if self._running is None:
+            self._running = self._start()
+            self.after_start()
+        return self._running[1]
+
     def _start(self) -> tuple[Guardian, RayExecutor]:
-        from farm.ray_executor import RayExecutor, local_wishes, start_session
+        from farm import actors
+        from farm.nodes import local_wishes
+        from farm.ray_executor import RayExecutor
 
         guardian = Guardian(self._run_id)
         try:
-            if folder := start_session(self._options.address, cores_given()):
-                guardian.watch_folder(folder)
-            return guardian, RayExecutor(self._shop, local_wishes(self._targets), cores_given())
+            folder = actors.start_session(self._options.address, cores_given())
+            if not folder:
+                return guardian, RayExecutor(self._shop, targets=self._targets)
+            guardian.watch_folder(folder)
+            wishes = local_wishes(self._targets, stages_of(self._shop).devices())
+            return guardian, RayExecutor(self._shop, wishes, cores_given())
         except BaseException:
             guardian.close()
             raise
@@ -200,6 +238,11 @@ def _executor(options: Options, shop: Shop, plan: Plan, run_id: str) -> Executor
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
+
+
+def _in_table(row: Row) -> tuple[Any, ...]:
+    spec = row["_spec"]
+    return (row["_name"], spec.dtype, spec.seqlen_k, spec.seqlen_q, row["_target"])
 
 
 def table_row(row: Row) -> dict[str, Any]:

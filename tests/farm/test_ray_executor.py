@@ -15,7 +15,8 @@ from generator.canonical import digest_text
 from generator.spec import AttentionSpec
 
 actors = pytest.importorskip("farm.actors")
-from farm.ray_executor import DeviceWish, RayExecutor  # noqa: E402
+from farm.nodes import DeviceWish  # noqa: E402
+from farm.ray_executor import RayExecutor  # noqa: E402
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,14 +28,15 @@ def session() -> Iterator[None]:
 
 @pytest.fixture
 def executor(tmp_path: Path) -> Iterator[RayExecutor]:
-    made = RayExecutor(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"), (DeviceWish("cpu", ("cpu",)),), 2)
+    made = RayExecutor(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"), (DeviceWish("cpu", ("cpu-avx2",)),), 2)
     yield made
     made.close()
 
 
-def job(number: int, words: str = "", target: str = "cpu", attempt_no: int = 1) -> Job:
+def job(number: int, words: str = "", target: str = "cpu-avx2", attempt_no: int = 1) -> Job:
     spec = AttentionSpec(1, 1, 8, 8, 1, 4, 4, name=words)
-    return Job(digest_text(f"{number}"), spec, target, f"program {number}", attempt_no=attempt_no)
+    key = None if target.startswith("sm_") else digest_text("cpu")
+    return Job(digest_text(f"{number}"), spec, target, f"program {number}", attempt_no=attempt_no, device_key=key)
 
 
 def rows(futures: list[Future[Row]]) -> list[Row]:
@@ -59,7 +61,7 @@ def test_a_dead_builder_costs_its_job_only(executor: RayExecutor) -> None:
 
 
 def test_a_dead_device_actor_costs_the_running_job_only(executor: RayExecutor) -> None:
-    ended = rows([executor.submit(job(i, "die-prove" if i == 1 else "prove=0.2")) for i in range(5)])
+    ended = rows([executor.submit(job(i, "prove=0.2" + " die-prove" * (i == 1))) for i in range(5)])
     assert sorted(row["reason_code"] for row in ended) == ["lost_node", "ok", "ok", "ok", "ok"]
     assert ended[1]["reason_code"] == "lost_node"
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from catalog.errors import StorageError
 from farm import standin
 from farm.executors import LocalExecutor
 from farm.jobs import Job, Row, Shop
@@ -24,7 +25,7 @@ SPEC = AttentionSpec(1, 1, 8, 8, 1, 4, 4)
 
 def job(number: int, words: str = "") -> Job:
     spec = AttentionSpec(1, 1, 8, 8, 1, 4, 4, name=words)
-    return Job(digest_text(f"{number}"), spec, "cpu", f"program {number}")
+    return Job(digest_text(f"{number}"), spec, "cpu-avx2", f"program {number}", device_key=digest_text("cpu"))
 
 
 class Rows(list[Row]):
@@ -153,3 +154,30 @@ def test_a_long_plan_is_never_a_list(tmp_path: Path) -> None:
     made = sweep(tmp_path, rows, executor=Instant())
     asyncio.run(made.run(searches()))
     assert len(rows) == 200 and made.counts.balanced
+
+
+class Flaky(Rows):
+    """A shared folder that is gone for some appends."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    def append(self, row: Row) -> str:  # type: ignore[override]
+        if self.failures:
+            self.failures -= 1
+            raise StorageError("no space left on device")
+        return super().append(row)
+
+
+def test_rows_wait_for_storage_that_comes_back(tmp_path: Path) -> None:
+    rows = Flaky(3)
+    run(sweep(tmp_path, rows, storage_patience_s=2.0), search_of(job(1), job(2)))
+    assert sorted(row["attempt_key"] for row in rows) == sorted([job(1).key, job(2).key])
+
+
+def test_storage_that_stays_away_ends_the_sweep_in_one_sentence(tmp_path: Path) -> None:
+    made = sweep(tmp_path, Flaky(10**6), storage_patience_s=0.2)
+    asyncio.run(asyncio.wait_for(made.run([search_of(job(1))]), 30))
+    made.executor.close()
+    assert made.stop_reason == "rows cannot be stored: no space left on device"

@@ -116,4 +116,4 @@ def test_lost_jobs_are_rows() -> None:
 def test_versions_follow_the_code() -> None:
     translator, harness = stages.versions()
     assert translator != harness and "+" in translator
-    assert set(stages.device_keys((TARGET, "sm_80"))) == {TARGET}
+    assert any(TARGET in device.targets for device in stages.devices())
