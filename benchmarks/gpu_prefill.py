@@ -50,7 +50,8 @@ VARIANTS: dict[str, tuple[tuple[Rule, ...], tuple[Rule, ...]]] = {
 }
 #: Row -> (lowest ratio of every cell, lowest geometric mean): rival's time over ours.
 BARS = {
-    "sm_90a": (1.0, 1.15), "sm_80": (0.95, 1.05), "sm_75": (1.3, 1.3), "variants sm_90a": (1.8, 1.8), "variants sm_80": (1.2, 1.2),
+    "sm_90a": (1.0, 1.15), "sm_80": (0.95, 1.05), "sm_75": (1.3, 1.3),
+    "variants sm_90a": (1.8, 1.8), "variants sm_80": (1.2, 1.2),
 }  # fmt: skip
 RIVALS = {"sm_90a": "cudnn", "sm_80": "flash", "sm_75": "efficient"}
 Built = tuple[str, Translated, Binary]
@@ -165,7 +166,7 @@ def streamed(work: Callable[[Any], Any], items: Sequence[Any], limit_s: float, d
 
 
 def _serve(there: Any, work: Callable[[Any], Any], items: Sequence[Any], deadline: float) -> None:
-    """Sends (state, answer) for each item: "good"; "broken", behind which the device is not to be trusted; "late", out of time."""
+    """Sends (state, answer) for each item: "good"; "broken": the device is not to be trusted after it; "late": out of time."""
     for item in items:
         if time.monotonic() >= deadline:
             there.send(("late", None))
@@ -212,7 +213,7 @@ def in_turns(torch: Any, calls: dict[str, list[Callable[[], Any]]], rounds: int)
 
 
 def halve(own: Sequence[Built], s: AttentionSpec) -> list[tuple[str, float]]:
-    """Names and milliseconds of the survivors, the fastest first: all with few rounds, then the faster half with more, and so on."""
+    """Names and milliseconds of the survivors, the fastest first: few rounds for all, then more for the faster half."""
     import torch
 
     sets, calls = input_sets(torch, s, 1), {}
@@ -239,15 +240,14 @@ def time_cell(cell: Cell, ours: Built, rounds: int) -> dict[str, Any]:
     if all(r.calls for r in rivals):
         calls[cell.rival] = [r.calls[cell.rival] for r in rivals]
     times = in_turns(torch, calls, rounds)
-    out = {"kernel": ours[0], "ms": times, "rms": sampled_error(torch, s, sets[0]), "unsupported": rivals[0].unsupported}
-    return out
+    return {"kernel": ours[0], "ms": times, "rms": sampled_error(torch, s, sets[0]), "unsupported": rivals[0].unsupported}
 
 
 _LAST: dict[tuple[AttentionSpec, str], tuple[list[dict[str, Any]], list[cases.Rivals]]] = {}
 
 
 def opponents(torch: Any, s: AttentionSpec, rival: str) -> tuple[list[dict[str, Any]], list[cases.Rivals]]:
-    """Input sets and the rival's calls on them; those of the cell before where they are the same, since FlexAttention compiles."""
+    """Input sets and the rival's calls on them; the cell before's where they are the same, since FlexAttention compiles."""
     if (s, rival) not in _LAST:
         _LAST.clear()
         torch.cuda.empty_cache()
@@ -352,8 +352,8 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         verdict = "met" if worst >= bar and mean >= mean_bar else "MISSED"
         below = sum(r < bar for r, _ in ratios)
         lines.append(
-            f"== {row}: {verdict}; worst {worst:.3f} ({where}), {below} of {len(ratios)} below {bar}; mean {mean:.3f} (bar {mean_bar})"
-            + (f"; {missing} cells without a ratio" if missing else "")
+            f"== {row}: {verdict}; worst {worst:.3f} ({where}), {below} of {len(ratios)} below {bar}; "
+            f"mean {mean:.3f} (bar {mean_bar})" + (f"; {missing} cells without a ratio" if missing else "")
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""Which tile sizes are worth measuring: the choices of a program's holes, pruned and ordered by what a target holds. Measures nothing."""
+"""Which tile sizes are worth measuring: a program's holes, pruned and ordered by what a target holds. Measures nothing."""
 
 from __future__ import annotations
 

@@ -213,9 +213,9 @@ def _enter(unit: Unit) -> list[str]:
         out.append(f"g_{a.name} = {f'n_{a.name} - 1 - ' if _longest_first(unit, i) else ''}{place};")
         if not last:
             out.append(f"item /= n_{a.name};")
-    for a in unit.program.allocations.values():
-        if a.level == "global":
-            out += enter_matrix(unit, a)
+    for matrix in unit.program.allocations.values():
+        if matrix.level == "global":
+            out += enter_matrix(unit, matrix)
     return out
 
 

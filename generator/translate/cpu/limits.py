@@ -176,6 +176,8 @@ def seen_text(tree: Tree, tests: LimitTests) -> str:
             return _fold("both", [seen_text(p, tests) for p in parts])
         case Either(parts):
             return _fold("either", [seen_text(p, tests) for p in parts])
+        case _:
+            raise AssertionError(tree)
 
 
 def whole_text(tree: Tree, tests: LimitTests, first: str, last: str) -> str:
@@ -189,6 +191,8 @@ def whole_text(tree: Tree, tests: LimitTests, first: str, last: str) -> str:
             return "(" + " && ".join(whole_text(p, tests, first, last) for p in parts) + ")"
         case Either(parts):
             return "(" + " || ".join(whole_text(p, tests, first, last) for p in parts) + ")"
+        case _:
+            raise AssertionError(tree)
 
 
 def seen_by_row(tests: LimitTests) -> str | None:

@@ -68,6 +68,7 @@ def _packs(copy: Copy, unit: Unit) -> list[Pack]:
     if name in place.rows16 and cols % 32:
         out.append(Pack(copy, "rows16", f"{rows} * {chunks(cols)} * 2"))
     width = padded(cols) if name in place.padded else str(cols)
-    if name in place.plain and name not in place.raw and (unit.matrix(copy.source).dtype in ("f16", "bf16") or width != str(cols)):
+    is_packed = unit.matrix(copy.source).dtype in ("f16", "bf16") or width != str(cols)
+    if name in place.plain and name not in place.raw and is_packed:
         out.append(Pack(copy, "rows", f"{rows} * {width} * 4"))
     return out

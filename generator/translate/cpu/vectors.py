@@ -234,7 +234,7 @@ class RowVectors(Vectors):
         return self._memo[place, e]
 
     def _given(self, e: Expr) -> dict[Expr, str]:
-        rows = {
+        rows: dict[Expr, str] = {
             x: f"{tile_name(x.name)}[r]"
             for x in walk(e)
             if isinstance(x, Var) and (t := self.types.tile(x)) and len(t.shape) == 1
