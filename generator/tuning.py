@@ -26,18 +26,18 @@ class Footprint:
 def ordered_choices(code: Program, target: Target, caches: Mapping[str, int]) -> list[Holes]:
     """Every choice of the holes that fits, the most promising first; never empty. caches: bytes by name (l1d, l2), 0: unknown.
 
-    On a CPU the scores of a block should stay in L1 and everything of an iteration in L2; a choice whose tiles exceed L2 is left
-    out unless nothing else is left. On a GPU the order is the program's own, without what exceeds registers or shared memory.
+    On a CPU a choice whose tiles exceed L2 is left out unless nothing else is left; those come first that move the fewest bytes
+    for each score. On a GPU the order is the program's own, without what exceeds registers or shared memory.
     """
     choices = list(hole_choices(code))
     if len(choices) < 2:
         return choices
     if target.family == "cuda":
         return [c for c in choices if _fits_gpu(fill(code, c), target)] or choices
-    l1, l2 = caches.get("l1d") or 32 << 10, caches.get("l2") or 1 << 20
+    l2 = caches.get("l2") or 1 << 20
     sized = [(c, _footprint(fill(code, c), target)) for c in choices]
     fitting = [(c, f) for c, f in sized if f.everything <= l2] or [min(sized, key=lambda x: x[1].everything)]
-    return [c for c, _ in sorted(fitting, key=lambda x: _cost(x[1], l1, l2))]
+    return [c for c, _ in sorted(fitting, key=lambda x: _cost(x[1], l2))]
 
 
 #: Registers of a thread that products' tiles may take, beside addresses and rows' values: mma.sync, and wgmma by warpgroups.
@@ -64,10 +64,9 @@ def _fits_gpu(program: Program, target: Target) -> bool:
     return row_blocks * columns // 2 <= MMA_WORDS
 
 
-def _cost(f: Footprint, l1: int, l2: int) -> float:
-    """Small when the scores fill L1 without exceeding it and the rest leaves half of L2 to what streams through."""
-    scores = f.scores / l1
-    return abs(scores - 0.75) + max(0.0, f.everything / l2 - 0.5) * 4
+def _cost(f: Footprint, l2: int) -> float:
+    """Bytes of operands and sums that pass by for each byte of scores; more where less than half of L2 is left to what streams."""
+    return (f.everything - f.scores) / max(1, f.scores) * (1 + max(0.0, f.everything / l2 - 0.5))
 
 
 def _footprint(code: Program, target: Target) -> Footprint:

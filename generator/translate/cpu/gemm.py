@@ -63,13 +63,12 @@ def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
         n0, n1 = unit.columns(g.into, loop)
         a, b = place.moved(t0, st), vector.moved(t0, ldb)
         call = f"Span{{{n0}, {n1}}}, {a}, {si}, {st}, {b}, {ldb}, {_minus(t1, t0)}, {into}, {ld}, {scale}"
-        seen = unit.span_of(g.into, loop)
+        bounded = g.into
     else:
         rows = unit.rows(unit.tile(g.into).rows)
         call = f"{rows}, {place.at}, {si}, {st}, {vector.at}, {ldb}, Span{{{t0}, {t1}}}, {into}, {ld}, {scale}"
-        seen = unit.span_of(g.a, loop) if not g.a_transposed else None
-    limited = seen_by_row(unit.limits[seen]) if seen is not None else None
-    tail = f", EDGE ? &seen{seen} : nullptr" if limited else ""
+        bounded = g.a if not g.a_transposed else ""
+    tail = f", EDGE ? &seen{loop} : nullptr" if has_edges(unit, bounded, loop) else ""
     return [*before, f"product_{'lanes' if lanes_first else 'rows'}{template}({call}{tail});"]
 
 
@@ -85,12 +84,15 @@ def _bf16(unit: Unit, op: Product, loop: int | None) -> list[str]:
         n0, n1 = "0", str(chunks(cols))
         first, ld, step = f"ht_{g.b}", "32", str(chunks(cols) * 32)
     pairs = f"hp_{g.a}" if unit.tile(g.a).loaded else tile_name(g.a)
-    count = str(chunks(inner) // 32) if t0 == "0" and t1 == str(inner) else f"({t1} - {t0}) / 32"
-    a, b = (first, pairs) if t0 == "0" else (f"{first} + {t0} / 32 * {step}", f"{pairs} + {t0} / 32 * 512")
-    call = f"Span{{{n0}, {n1}}}, {a}, {ld}, {step}, {count}, {b}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
-    out = [f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>({call});"]
-    assert op.scale is None, "bf16 products load their sums unscaled"
-    return out
+    inside = f"Span{{{t0}, {chunks(inner) if t1 == str(inner) else t1}}}"
+    call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
+    edges = ", ".join(f"EDGE ? &seen{loop} : nullptr" if has_edges(unit, n, loop) else "nullptr" for n in (g.into, g.a))
+    return [f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>({call}, Edges{{{edges}}});"]
+
+
+def has_edges(unit: Unit, name: str, loop: int | None) -> bool:
+    """Whether each row of a tile sees one interval of its columns in this loop, so that edge tiles can leave out the rest."""
+    return loop is not None and unit.span_of(name, loop) is not None and seen_by_row(unit.limits[loop]) is not None
 
 
 def _dot(unit: Unit, op: Product, loop: int | None) -> list[str]:

@@ -123,13 +123,24 @@ struct TileScope {};
 static bool tiles_allowed() { return true; }
 #endif
 
+// Which part of an edge tile a product leaves out. columns: what rows see of the result's columns. inner: of the contraction. Null: all of it.
+struct Edges {
+  const Seen *columns, *inner;
+  MEMBER Span lanes(int64_t n, int64_t count, int64_t all) const { return columns ? columns->rows(n, count, all) : Span{0, all}; }
+  MEMBER Span chunks(int64_t lane, int64_t count, Span t) const {
+    const Span s = inner ? inner->columns(lane, count, t) : t;
+    return {s.first / 32, imax(s.first / 32, (s.last + 31) / 32)};
+  }
+};
+
 #if FARM_TILES
-// 32 rows of the result by 32 lanes at a time: four tiles of sums, two of each operand.
+// c[i][lane] for i in n, 32 rows of the result by 32 lanes at a time: four tiles of sums, two of each operand. t: the contraction.
 template <int M, bool ADD>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, int64_t chunks, const bf16* b, int64_t block, float* c) {
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, Edges edges) {
   static_assert(M % 32 == 0, "lanes in pairs of tiles");
-  for (int64_t i = n.first; i < n.last; i += 32)
-    for (int lane = 0; lane < M; lane += 32) {
+  for (int64_t i = n.first; i < n.last; i += 32) {
+    const Span lanes = edges.lanes(i, 32, M);
+    for (int64_t lane = lanes.first / 32 * 32; lane < lanes.last; lane += 32) {
       float* out = c + i * M + lane;
       if (ADD) {
         TILE_LOAD_SUM(0, out, M * 4); TILE_LOAD_SUM(1, out + 16, M * 4);
@@ -137,8 +148,9 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, int64
       } else {
         TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
       }
-      const bf16 *p = a + i * lda, *q = b + lane / 16 * block;
-      for (int64_t k = 0; k < chunks; ++k, p += step, q += 512) {
+      const Span chunks = edges.chunks(lane, 32, t);
+      const bf16 *p = a + i * lda + chunks.first * step, *q = b + lane / 16 * block + chunks.first * 512;
+      for (int64_t k = chunks.first; k < chunks.last; ++k, p += step, q += 512) {
         TILE_LOAD(4, p, lda * 2); TILE_LOAD(6, q, 64);
         TILE_DP(0, 4, 6);
         TILE_LOAD(7, q + block, 64);
@@ -149,13 +161,15 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, int64
       TILE_STORE(0, out, M * 4); TILE_STORE(1, out + 16, M * 4);
       TILE_STORE(2, out + 16 * M, M * 4); TILE_STORE(3, out + 16 * M + 16, M * 4);
     }
+  }
 }
 #else
 template <int R, int N, int M, bool ADD>
-INLINE void pairs_strip(const bf16* a, int64_t lda, int64_t step, int64_t chunks, const bf16* b, int64_t block, float* c) {
+INLINE void pairs_strip(const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c) {
   vf acc[R][N];
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) acc[i][j] = ADD ? vload(c + i * M + j * VL) : vset(0);
-  for (int64_t k = 0; k < chunks; ++k, a += step)
+  a += chunks.first * step, b += chunks.first * 512;
+  for (int64_t k = chunks.first; k < chunks.last; ++k, a += step)
     for (int t = 0; t < 32; t += 2, b += 32) {
       __m512i bj[N];
       UNROLL for (int j = 0; j < N; ++j) bj[j] = _mm512_loadu_si512(b + j * block);
@@ -169,17 +183,26 @@ INLINE void pairs_strip(const bf16* a, int64_t lda, int64_t step, int64_t chunks
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) vstore(c + i * M + j * VL, acc[i][j]);
 }
 // Strips of 6 rows; 32 rows are four of them and two of 4.
+template <int N, int M, bool ADD>
+static void pairs_block(Span n, const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c) {
+  for (int64_t i = n.first; i < n.last;) {
+    const int64_t left = n.last - i;
+    if (left % 6 == 0 || left > 8) pairs_strip<6, N, M, ADD>(a + i * lda, lda, step, chunks, b, block, c + i * M), i += 6;
+    else if (left >= 4) pairs_strip<4, N, M, ADD>(a + i * lda, lda, step, chunks, b, block, c + i * M), i += 4;
+    else pairs_strip<2, N, M, ADD>(a + i * lda, lda, step, chunks, b, block, c + i * M), i += 2;
+  }
+}
 template <int M, bool ADD>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, int64_t chunks, const bf16* b, int64_t block, float* c) {
-  constexpr int N = M % 64 == 0 ? 4 : 2;
-  for (int lane = 0; lane < M; lane += N * VL)
-    for (int64_t i = n.first; i < n.last;) {
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, Edges edges) {
+  const int64_t rows = edges.columns ? 32 : n.last - n.first;
+  for (int64_t i = n.first; i < n.last; i += rows) {
+    const Span lanes = edges.lanes(i, rows, M);
+    for (int64_t lane = lanes.first / 32 * 32; lane < lanes.last;) {
       const bf16* q = b + lane / 16 * block;
-      float* out = c + i * M + lane;
-      if ((n.last - i) % 6 == 0 || n.last - i > 8) pairs_strip<6, N, M, ADD>(a + i * lda, lda, step, chunks, q, block, out), i += 6;
-      else if (n.last - i >= 4) pairs_strip<4, N, M, ADD>(a + i * lda, lda, step, chunks, q, block, out), i += 4;
-      else pairs_strip<2, N, M, ADD>(a + i * lda, lda, step, chunks, q, block, out), i += 2;
+      if (lane + 64 <= M && lanes.last - lane > 32) pairs_block<4, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 64, t), q, block, c + lane), lane += 64;
+      else pairs_block<2, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 32, t), q, block, c + lane), lane += 32;
     }
+  }
 }
 #endif
 }  // namespace
