@@ -13,9 +13,11 @@ from farm.plan import Plan, Tuning
 from generator.authors.rules import RuleAuthor
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec, SpecError
-from generator.tl.fill import fill, hole_choices
+from generator.targets import find_target
+from generator.tl.fill import fill
 from generator.tl.ir import Program
 from generator.tl.printer import print_program
+from generator.tuning import ordered_choices
 
 Attempt = Callable[[Job], Awaitable[Row]]
 Holes = dict[str, int]
@@ -65,7 +67,8 @@ class RuleSearch:
             await attempt(self._job_without_program(spec, target, str(error)))
             return
         tuning = self.plan.tuning
-        choices = order_choices(list(hole_choices(code)), self._winners.get((spec.family_hash, target)))
+        promising = ordered_choices(code, find_target(target), {})
+        choices = order_choices(promising, self._winners.get((spec.family_hash, target), promising[0]))
         texts = {"sketch": print_program(sketch), "code": print_program(code)}
 
         def job(holes: Holes, rung: int) -> Job:

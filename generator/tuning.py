@@ -65,7 +65,7 @@ def _fits_gpu(program: Program, target: Target) -> bool:
 
 
 def _cost(f: Footprint, l2: int) -> float:
-    """Bytes of operands and sums that pass by for each byte of scores; more where less than half of L2 is left to what streams."""
+    """Bytes of operands and sums that pass by for each byte of scores; more where less than half of L2 is left over."""
     return (f.everything - f.scores) / max(1, f.scores) * (1 + max(0.0, f.everything / l2 - 0.5))
 
 

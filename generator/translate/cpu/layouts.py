@@ -24,8 +24,7 @@ class Placement:
     """layout of every two-dimensional tile that statements write; the reason for it; buffer: whose memory a tile uses.
 
     plain: loaded tiles that are read row by row; raw: those of them that keep their 16 bits, being read once. padded: those
-    whose rows must fill whole vectors. turned: those that are needed
-    with rows in lanes, and are transposed as they are copied.
+    whose rows must fill whole vectors. turned: those that are needed with rows in lanes, and are transposed as they are copied.
 
     bf16: products (by id) that multiply 16-bit values. Their operands: rows16, loaded tiles read row by row; turned16, loaded
     tiles whose columns are made rows; pairs, loaded and computed tiles with two columns in a word and rows in lanes.
