@@ -17,6 +17,7 @@ from typing import Any
 from catalog.schema import make_row
 from farm.devices import LocalDevice
 from farm.jobs import Built, Job, Row, Shop
+from farm.rules import CPU_FORMS
 from generator.canonical import digest_text
 from generator.translate.records import Launch
 from verifier.records import Binary
@@ -24,7 +25,7 @@ from verifier.records import Binary
 VERSION = "standin-1"
 #: Class of a device -> targets that its stand-in judges.
 STANDIN_TARGETS: dict[str, tuple[str, ...]] = {
-    "cpu": ("cpu-avx2", "cpu-avx512", "cpu-amx"), "t4": ("sm_75",), "rtx8000": ("sm_75",), "a100": ("sm_80",),
+    "cpu": tuple(CPU_FORMS), "t4": ("sm_75",), "rtx8000": ("sm_75",), "a100": ("sm_80",),
     "h200": ("sm_90a",),
 }  # fmt: skip
 
@@ -85,8 +86,9 @@ def _words(job: Job) -> dict[str, str]:
 
 def _act(stage: str, job: Job) -> None:
     words = _words(job)
-    if "child" in words:
-        subprocess.Popen(["sleep", "600"], start_new_session=True)
+    if "child" in words and "STANDIN_NO_CHILD" not in os.environ:
+        null = subprocess.DEVNULL
+        subprocess.Popen(["sleep", "600"], start_new_session=True, stdin=null, stdout=null, stderr=null)
     time.sleep(float(words.get(stage, 0)))
     if f"die-{stage}" in words and not ("once" in words and job.attempt_no > 1):
         os.kill(os.getpid(), signal.SIGKILL)

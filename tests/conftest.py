@@ -1,6 +1,7 @@
 """Options that tests of every package share, and settings that must stand before NumPy is imported."""
 
 import os
+import sys
 
 # The interpreter multiplies small tiles: on a busy machine BLAS's own threads make that up to fifty times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -15,3 +16,27 @@ def pytest_addoption(parser):
 @pytest.fixture
 def update_golden(request) -> bool:
     return request.config.getoption("--update-golden")
+
+
+@pytest.fixture(autouse=True)
+def registries():
+    """Rules that a test registers are forgotten again: other tests go through all that there are."""
+    from generator.masks import MASKS
+    from generator.scores import SCORES
+
+    tables = [MASKS, SCORES]
+    if "verifier.oracle" in sys.modules:
+        oracle = sys.modules["verifier.oracle"]
+        tables += [oracle.DENSE_MASKS, oracle.DENSE_SCORES]
+    before = [(table, dict(table)) for table in tables]
+    yield
+    for table, kept in before:
+        table.clear()
+        table.update(kept)
+    if "farm.variants" in sys.modules:
+        sys.modules["farm.variants"]._LOADED.clear()
+    if len(tables) == 2 and "verifier.oracle" in sys.modules:  # imported by the test: only what it brought with it may stay
+        oracle = sys.modules["verifier.oracle"]
+        for table, rules in ((oracle.DENSE_MASKS, MASKS), (oracle.DENSE_SCORES, SCORES)):
+            for name in set(table) - set(rules):
+                del table[name]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,20 +16,6 @@ from generator.tl.fill import fill, hole_choices
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/variants/dilated.py"
-
-
-@pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    """Other tests go through all rules that there are: what is registered here is forgotten again."""
-    from farm import variants
-    from generator.masks import MASKS
-    from verifier import oracle
-
-    before = [(registry, set(registry)) for registry in (MASKS, oracle.DENSE_MASKS, variants._LOADED)]
-    yield
-    for registry, names in before:
-        for name in set(registry) - names:
-            del registry[name]  # type: ignore[attr-defined]
 
 
 def test_the_example_plan_names_the_rule_of_its_own_file() -> None:
