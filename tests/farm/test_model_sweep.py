@@ -144,7 +144,7 @@ def solve(tmp_path, server, monkeypatch, spec=SPEC):
     async def main():
         settings = read_settings("llm", {"model": "test-model", "repairs": 2, "improvements": 0}, Budget())
         store = TranscriptStore(tmp_path / "transcripts")
-        versions = Versions("1", "1", {"cpu": "0" * 64})
+        versions = Versions("1", "1")
         async with OpenAIClient(Endpoint(server.base_url, "sk-test"), store) as client:
             artifacts = Artifacts(Location.of(tmp_path / "catalog"))
             search = ModelSearch(read_plan(PLAN, "plan.yaml"), versions, settings, client, store, artifacts)
