@@ -52,7 +52,7 @@ class Effort:
     candidates: int
 
 
-FULL, QUICK = Effort(25, 20.0, 3, 12), Effort(5, 5.0, 1, 3)
+FULL, QUICK = Effort(25, 12.0, 3, 6), Effort(5, 5.0, 1, 3)
 
 
 # ------------------------------------------------------------------------------------------------------------- our kernel
@@ -192,23 +192,17 @@ def main() -> None:
     }
     record |= {"effort": "quick" if args.quick else "full", "environment": environment(), "cases": {}}
     shared = ["--dtype", args.dtype, "--isa", target.isa, *(["--quick"] if args.quick else [])]
+    args.out.mkdir(parents=True, exist_ok=True)
+    file = args.out / f"cpu_prefill-{record['date'].replace(':', '').replace('+0000', 'Z')}-{args.dtype}-{target.isa}.json"
     for case in (c for c in cases if args.case in c.name):
         holes = in_process([case.name, *shared])["holes"]
-        flags = [
-            case.name,
-            *shared,
-            "--holes",
-            json.dumps(holes),
-            *(["--flex"] if args.flex and case.spec.phase != "decode" else []),
-        ]
-        runs = [in_process(flags) for _ in range(effort.processes)]
+        flex = ["--flex"] if args.flex and case.spec.phase != "decode" else []
+        runs = [in_process([case.name, *shared, "--holes", json.dumps(holes), *flex]) for _ in range(effort.processes)]
         found = summary(case, runs)
         record["cases"][case.name] = {"spec": str(case.spec), "holes": holes, **found, "processes": runs}
         print(line(case, found, holes), flush=True)
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = f"cpu_prefill-{record['date'].replace(':', '').replace('+0000', 'Z')}-{args.dtype}-{target.isa}.json"
-    (args.out / name).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    print(f"every sample: {args.out / name}")
+        file.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")  # after each case: a stopped run keeps what it has
+    print(f"every sample: {file}")
 
 
 if __name__ == "__main__":

@@ -216,9 +216,17 @@ def _fold(fn: str, parts: list[str]) -> str:
 def grows_with(axis: str, tests: LimitTests) -> bool:
     """Whether a larger value of a grid axis lets rows see more: such blocks take longer."""
     flat = (tests.seen.parts if isinstance(tests.seen, Both) else (tests.seen,)) if tests.seen is not None else ()
-    bounds = [b for x in flat if isinstance(x, Limit) and x.upper for b in _alternatives(x.bound)]
-    return any((form := affine(b)) is not None and form.coefficient(Var(axis)) > 0 for b in bounds)
+    return any(isinstance(x, Limit) and x.upper and rises(x.bound, axis) for x in flat)
 
 
-def _alternatives(e: Expr) -> list[Expr]:
-    return [b for a in e.args for b in _alternatives(a)] if isinstance(e, Op) and e.fn in ("min", "max") else [e]
+def rises(e: Expr, name: str) -> bool:
+    """Whether a whole number grows with a variable, as far as rules tell."""
+    match e:
+        case Op("min" | "max", args):
+            return any(rises(a, name) for a in args)
+        case Op("//" | "ceildiv", (a, _)):
+            return rises(a, name)
+    form = affine(e)
+    return form is not None and (
+        form.coefficient(Var(name)) > 0 or any(c > 0 and s != e and rises(s, name) for s, c in form.terms)
+    )
