@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from cpu_kernels import assert_agrees, available, program_of, translated
+from cpu_kernels import assert_agrees, available, call, program_of, translated
 from test_cpu_programs import attention_call, source
 
 TARGETS = [
@@ -49,3 +50,16 @@ def test_packed_copies_are_shared_by_the_blocks_of_a_head() -> None:
     key = "packed once for all blocks of a head"
     assert translated(program, "cpu-amx").schedule[key] == ["V: turned16"]
     assert translated(program, "cpu-avx2").schedule[key] == ["K: rows", "V: rows"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_no_row_sees_may_be_anything(target: str) -> None:
+    """NaN in keys and values in front of every row's window, and in those behind it, inside the chunks that are multiplied."""
+    text = source("variant", "bf16", BM=32, BN=64, D=32, DV=32)
+    program = program_of(text)
+    tensors, scalars = attention_call(20, 110, 32, 32)
+    tensors["K"][:, :, :40] = tensors["V"][:, :, :40] = np.nan  # the first row's window starts at key 110 - 20 + 1 - 50
+    got = call(program, {**tensors}, scalars, target)
+    tensors["K"][:, :, :40] = tensors["V"][:, :, :40] = 0
+    want = call(program, {**tensors}, scalars, target)
+    assert np.array_equal(got["O"], want["O"]) and np.isfinite(got["O"]).all()

@@ -170,6 +170,7 @@ def declare_load(unit: Unit, name: str) -> list[str]:
         out += [f"View16 h_{name};", f"alignas(64) bf16 hk_{name}[{rows} * {chunks(cols)}];"]
     if name in place.turned16:
         out += [f"const bf16* ht_{name};", f"alignas(64) bf16 hs_{name}[{chunks(rows)} * {chunks(cols)}];"]
+        out.append(f"alignas(64) bf16 hx_{name}[2 * {chunks(cols)} * 32];")
     if name in place.pairs:
         out.append(f"alignas(64) bf16 hp_{name}[{rows} * {chunks(cols)}];")
     return out

@@ -87,7 +87,12 @@ def _bf16(unit: Unit, op: Product, loop: int | None) -> list[str]:
     inside = f"Span{{{t0}, {chunks(inner) if t1 == str(inner) else t1}}}"
     call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
     edges = ", ".join(f"EDGE ? &seen{loop} : nullptr" if has_edges(unit, n, loop) else "nullptr" for n in (g.into, g.a))
-    return [f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>({call}, Edges{{{edges}}});"]
+    product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>"
+    if unit.span_of(g.a, loop) is None:
+        return [f"{product_of}({call}, Edges{{{edges}}});"]
+    name = f"edges_{g.b}_{g.into}"
+    hidden = f"if (EDGE) hide_ends({name}, {first}, {chunks(cols)}, exact{loop}, hx_{g.b});"
+    return [f"Edges {name}{{{edges}}};", hidden, f"{product_of}({call}, {name});"]
 
 
 def has_edges(unit: Unit, name: str, loop: int | None) -> bool:

@@ -139,6 +139,8 @@ class BodyWriter:
             self.unit.members.append(f"int64_t first{i}, last{i};  // columns of the tile that some row sees")
             ends = ("seen.first", "seen.last")
             if i in self.unit.chunked:
+                self.unit.members.append(f"Span exact{i};  // before it was rounded to chunks")
+                out.append(f"exact{i} = seen;")
                 ends = ("seen.first / 32 * 32", f"imin({columns}, (seen.last + 31) / 32 * 32)")
             out.append(f"first{i} = {ends[0]}, last{i} = {ends[1]};")
             first, last = f"first{i}", f"last{i}"

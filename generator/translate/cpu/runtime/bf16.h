@@ -126,6 +126,10 @@ static bool tiles_allowed() { return true; }
 // Which part of an edge tile a product leaves out. columns: what rows see of the result's columns. inner: of the contraction. Null: all of it.
 struct Edges {
   const Seen *columns, *inner;
+  const bf16 *head = nullptr, *tail = nullptr;  // copies of the first and last chunk, where part of them is hidden from every row
+  int64_t head_at = -1, tail_at = -1;
+  // Where chunk k of the first operand lies.
+  MEMBER const bf16* chunk(const bf16* a, int64_t k, int64_t step) const { return k == head_at ? head : k == tail_at ? tail : a + k * step; }
   MEMBER Span lanes(int64_t n, int64_t count, int64_t all) const { return columns ? columns->rows(n, count, all) : Span{0, all}; }
   MEMBER Span chunks(int64_t lane, int64_t count, Span t) const {
     const Span s = inner ? inner->columns(lane, count, t) : t;
@@ -133,10 +137,22 @@ struct Edges {
   }
 };
 
+// The contraction goes in chunks of 32, past what anybody sees. There the second operand is zero, but 0 times what lies there may be NaN: such
+// chunks are copied with zeros. `seen`: what some row sees, in columns of the tile; rows: of the first operand; scratch: two chunks.
+static void hide_ends(Edges& edges, const bf16* a, int64_t rows, Span seen, bf16* scratch) {
+  const int64_t first = seen.first / 32, last = (seen.last - 1) / 32, step = rows * 32;
+  auto copy = [&](int64_t k, bf16* out) {
+    const __mmask32 kept = mask32(seen.last - k * 32) & ~mask32(seen.first - k * 32);
+    for (int64_t i = 0; i < rows; ++i) _mm512_storeu_si512(out + i * 32, _mm512_maskz_loadu_epi16(kept, a + k * step + i * 32));
+  };
+  if (seen.first % 32 != 0) copy(first, scratch), edges.head = scratch, edges.head_at = first;
+  if (seen.last % 32 != 0 && edges.head_at != last) copy(last, scratch + step), edges.tail = scratch + step, edges.tail_at = last;
+}
+
 #if FARM_TILES
 // c[i][lane] for i in n, 32 rows of the result by 32 lanes at a time: four tiles of sums, two of each operand. t: the contraction.
 template <int M, bool ADD>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, Edges edges) {
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges) {
   static_assert(M % 32 == 0, "lanes in pairs of tiles");
   for (int64_t i = n.first; i < n.last; i += 32) {
     const Span lanes = edges.lanes(i, 32, M);
@@ -149,8 +165,9 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span 
         TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
       }
       const Span chunks = edges.chunks(lane, 32, t);
-      const bf16 *p = a + i * lda + chunks.first * step, *q = b + lane / 16 * block + chunks.first * 512;
-      for (int64_t k = chunks.first; k < chunks.last; ++k, p += step, q += 512) {
+      const bf16* q = b + lane / 16 * block + chunks.first * 512;
+      for (int64_t k = chunks.first; k < chunks.last; ++k, q += 512) {
+        const bf16* p = edges.chunk(a, k, step) + i * lda;
         TILE_LOAD(4, p, lda * 2); TILE_LOAD(6, q, 64);
         TILE_DP(0, 4, 6);
         TILE_LOAD(7, q + block, 64);
@@ -165,11 +182,12 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span 
 }
 #else
 template <int R, int N, int M, bool ADD>
-INLINE void pairs_strip(const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c) {
+INLINE void pairs_strip(const bf16* first, int64_t i0, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c, const Edges& edges) {
   vf acc[R][N];
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) acc[i][j] = ADD ? vload(c + i * M + j * VL) : vset(0);
-  a += chunks.first * step, b += chunks.first * 512;
-  for (int64_t k = chunks.first; k < chunks.last; ++k, a += step)
+  b += chunks.first * 512;
+  for (int64_t k = chunks.first; k < chunks.last; ++k) {
+    const bf16* a = edges.chunk(first, k, step) + i0 * lda;
     for (int t = 0; t < 32; t += 2, b += 32) {
       __m512i bj[N];
       UNROLL for (int j = 0; j < N; ++j) bj[j] = _mm512_loadu_si512(b + j * block);
@@ -180,27 +198,28 @@ INLINE void pairs_strip(const bf16* a, int64_t lda, int64_t step, Span chunks, c
         UNROLL for (int j = 0; j < N; ++j) acc[i][j] = _mm512_dpbf16_ps(acc[i][j], (__m512bh)ai, (__m512bh)bj[j]);
       }
     }
+  }
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) vstore(c + i * M + j * VL, acc[i][j]);
 }
 // Strips of 6 rows; 32 rows are four of them and two of 4.
 template <int N, int M, bool ADD>
-static void pairs_block(Span n, const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c) {
+static void pairs_block(Span n, const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c, const Edges& edges) {
   for (int64_t i = n.first; i < n.last;) {
     const int64_t left = n.last - i;
-    if (left % 6 == 0 || left > 8) pairs_strip<6, N, M, ADD>(a + i * lda, lda, step, chunks, b, block, c + i * M), i += 6;
-    else if (left >= 4) pairs_strip<4, N, M, ADD>(a + i * lda, lda, step, chunks, b, block, c + i * M), i += 4;
-    else pairs_strip<2, N, M, ADD>(a + i * lda, lda, step, chunks, b, block, c + i * M), i += 2;
+    if (left % 6 == 0 || left > 8) pairs_strip<6, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges), i += 6;
+    else if (left >= 4) pairs_strip<4, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges), i += 4;
+    else pairs_strip<2, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges), i += 2;
   }
 }
 template <int M, bool ADD>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, Edges edges) {
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges) {
   const int64_t rows = edges.columns ? 32 : n.last - n.first;
   for (int64_t i = n.first; i < n.last; i += rows) {
     const Span lanes = edges.lanes(i, rows, M);
     for (int64_t lane = lanes.first / 32 * 32; lane < lanes.last;) {
       const bf16* q = b + lane / 16 * block;
-      if (lane + 64 <= M && lanes.last - lane > 32) pairs_block<4, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 64, t), q, block, c + lane), lane += 64;
-      else pairs_block<2, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 32, t), q, block, c + lane), lane += 32;
+      if (lane + 64 <= M && lanes.last - lane > 32) pairs_block<4, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 64, t), q, block, c + lane, edges), lane += 64;
+      else pairs_block<2, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 32, t), q, block, c + lane, edges), lane += 32;
     }
   }
 }
