@@ -31,8 +31,11 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 sweep: $(VENV)/.installed
 	$(VENV)/bin/farm sweep $(PLAN) --catalog $(CATALOG)
 
+# Two workers, whatever the machine: more would disturb what is timed. Files stay whole, so that one session of Ray serves each.
+JOBS    ?= 2
+
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile
 
 soak: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m soak

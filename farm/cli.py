@@ -16,8 +16,8 @@ import typer
 
 from farm.catalog_commands import catalog_app
 from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
-from farm.machine_commands import doctor, report, selftest, targets, variants
-from farm.row_commands import explain, reproduce
+from farm.machine_commands import doctor, report, selftest, status, targets, variants
+from farm.row_commands import explain, logs, reproduce
 from farm.tl_commands import tl_app
 
 app = typer.Typer(
@@ -33,6 +33,8 @@ app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
 app.command(epilog="Example: farm report --catalog ./farm-catalog -o report.html")(report)
 app.command(epilog="Example: farm explain 1x32/8x777 --dim 128 --dtype fp32 --causal")(explain)
 app.command(epilog="Example: farm reproduce 3fa94c --catalog ./farm-catalog")(reproduce)
+app.command(epilog="Example: farm logs 3fa94c --catalog ./farm-catalog")(logs)
+app.command(epilog="Example: farm status --json")(status)
 app.command(epilog="Example: farm selftest --quick")(selftest)
 app.command(epilog="Example: farm targets --json")(targets)
 app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)

@@ -66,6 +66,21 @@ def selftest(
         raise typer.Exit(EXIT_FAILED)
 
 
+def status(as_json: JsonOption = False) -> None:
+    """The sweeps that run on this machine now: attempts by reason, queues, devices in and out of service, rate, time left."""
+    from farm.config import load_config
+    from farm.status import running_sweeps, status_lines
+
+    found = running_sweeps(load_config().cache)
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    for line in (line for said in found for line in status_lines(said)):
+        typer.echo(line)
+    if not found:
+        typer.echo("no sweep is running here")
+
+
 def targets(as_json: JsonOption = False) -> None:
     """What can be built for, with the facts that translators know, and which of it runs here."""
     from farm.rules import CPU_FORMS, forms_here

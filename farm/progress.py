@@ -44,6 +44,17 @@ class Tally:
         open_ = self.expected - self.known - self.ended
         return 60 * max(0, open_) / self.rate_per_min if self.rate_per_min and self.expected else None
 
+    def plain(self) -> dict[str, Any]:
+        """For `farm status`."""
+        return {
+            "planned": self.planned,
+            "known": self.known,
+            "by_reason": dict(self.by_reason),
+            "rate_per_min": round(self.rate_per_min, 2),
+            "left_s": self.left_s,
+            "best_ratio": round(self.best_ratio, 3),
+        }
+
     def add(self, job: Job, row: Row, known: bool) -> None:
         if known:
             self.known += 1

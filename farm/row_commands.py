@@ -1,4 +1,4 @@
-"""`farm explain` and `farm reproduce`: why a call gets its kernel, and one row again. Parses flags and prints."""
+"""`farm explain`, `farm reproduce`, `farm logs`: why a call gets its kernel; one row again, and what was said of it. Prints."""
 
 from __future__ import annotations
 
@@ -110,6 +110,25 @@ def reproduce(
             typer.echo(line)
     if not result.same_verdict:
         raise typer.Exit(EXIT_FAILED)
+
+
+def logs(
+    row_id: Annotated[str, typer.Argument(help="A row's id, or the beginning of one.", show_default=False)],
+    location: CatalogOption = None,
+) -> None:
+    """What compiler and verifier said of one attempt, with its program's source beside it by name."""
+    from catalog import store
+
+    opened = store.open(_default_catalog() if location is None else location)
+    row = opened.get(row_id)
+    typer.echo(f"{row['row_id']}: {row['spec_name'] or row['spec_hash'][:12]} on {row['target']}: {row['reason_code']}")
+    for name in ("message", "witness_check", "witness_input", "witness_expected", "witness_found"):
+        if row[name]:
+            typer.echo(f"{name}: {row[name]}")
+    for name in ("sketch_hash", "tl_hash", "program_hash", "source_hash", "binary_hash", "transcript_hash"):
+        if row[name]:
+            typer.echo(f"{name.removesuffix('_hash')}: {opened.artifacts.path(row[name])}")
+    typer.echo(opened.artifacts.text(row["log_hash"]) if row["log_hash"] else "log: none was kept; the compiler said nothing")
 
 
 def _default_catalog() -> str:

@@ -27,6 +27,7 @@ from farm.progress import PlainDisplay, Tally, make_display
 from farm.rules import resolved_targets
 from farm.scheduler import Counts, Search, Sweep
 from farm.search import Attempt, Versions
+from farm.status import StatusFile
 from generator.canonical import digest
 from generator.spec import AttentionSpec
 from verifier.environment import cores_given
@@ -121,16 +122,16 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     shop = Shop(opened.uri, str(config.cache), sweep_id, plan.variants, stages=options.stages)
     started = time.monotonic()
     with contextlib.closing(_executor(options, shop, plan, run_id)) as executor, opened.writer(run_id) as writer:
-        tally = Tally(expected=_expected(plan))
+        tally, status = Tally(expected=_expected(plan)), StatusFile(config.cache, run_id, opened.uri, plan.name)
         with make_display(tally, executor.state, options.quiet) as display:
             interrupted = stages_of(shop).row_without_verdict
             sweep = Sweep(executor, writer, KnownRows(opened), display, budget=plan.budget, interrupted_row=interrupted)
-            counts = asyncio.run(_run(sweep, plan, shop, display))
+            counts = asyncio.run(_run(sweep, plan, shop, display, status))
     opened.record_run(run_id, sweep_id, counts.planned, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason)
 
 
-async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay) -> Counts:
+async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay, status: StatusFile) -> Counts:
     loop = asyncio.get_running_loop()
 
     def catch_signals() -> None:
@@ -141,8 +142,20 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay) -> C
     if isinstance(sweep.executor, _OnRay):
         sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
     versions = Versions(*stages_of(shop).versions())
-    async with author_of(plan, shop, versions, display.note) as author:
-        return await sweep.run(_searches(plan, author, sweep.executor))
+    telling = asyncio.ensure_future(_tell(status, display, sweep.executor))
+    try:
+        async with author_of(plan, shop, versions, display.note) as author:
+            return await sweep.run(_searches(plan, author, sweep.executor))
+    finally:
+        telling.cancel()
+        status.remove()
+
+
+async def _tell(status: StatusFile, display: PlainDisplay, executor: Executor) -> None:
+    """Keeps what `farm status` shows up to date."""
+    while True:
+        status.write(display.tally.plain() | {"machine": executor.state()})
+        await asyncio.sleep(1.0)
 
 
 def _searches(plan: Plan, author: Author, executor: Executor) -> Iterator[Search]:
