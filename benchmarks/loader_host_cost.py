@@ -24,7 +24,8 @@ import torch
 
 import catalog
 from catalog import attention, serving
-from catalog.frames import BoundKernel, sdpa_output
+from catalog.frames import BoundKernel
+from catalog.operands import sdpa_output
 from catalog.schema import make_row
 from generator.authors.rules import RuleAuthor
 from generator.canonical import digest_text

@@ -19,11 +19,13 @@ from catalog.calls import AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen, packed_arguments
 from catalog.flash_fallback import FlashArguments, Window, dense, dense_output, varlen
-from catalog.frames import RunFailed, bound_kernel, check_out, sdpa_output
+from catalog.frames import bound_kernel
 from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
+from catalog.operands import check_out, sdpa_output
 from catalog.plain_attention import torch_sdpa
 from catalog.plainness import is_plain, nothing_watches
+from catalog.reasons import RunFailed
 from catalog.serving import Frame, Server, outcomes, per_thread
 from catalog.settings import override as _override
 from catalog.torch_ops import traced_flash, traced_sdpa

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from catalog.calls import AttentionCall
-from catalog.reasons import reason
+from catalog.operands import Output, strides_of
+from catalog.reasons import RunFailed, reason
 from generator.binding import bind
 from generator.canonical import digest_bytes
 from generator.spec import AttentionSpec
@@ -56,10 +57,8 @@ class BoundCudaKernel:
     """A loaded cubin for the exact shapes and strides of a call. Threads may share it."""
 
     def __init__(
-        self, entry: CudaEntry, call: AttentionCall, spec: AttentionSpec, out: Any, captured: Mapping[str, Tensor]
+        self, entry: CudaEntry, call: AttentionCall, spec: AttentionSpec, out: Output, captured: Mapping[str, Tensor]
     ) -> None:
-        from catalog.frames import strides_of
-
         binding = bind(entry.launch, spec)
         self.out, self._entry = out, entry
         self._names = [t.name if t.role == "captured" else t.role for t in binding.tensors]
@@ -81,7 +80,6 @@ class BoundCudaKernel:
         return lse
 
     def _run(self, device: int, tensors: Mapping[str, Tensor]) -> None:
-        from catalog.frames import RunFailed
         from verifier.launch_cuda import CudaError
 
         stream = current_stream(device)

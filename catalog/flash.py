@@ -14,9 +14,11 @@ from catalog.calls import AttentionCall
 from catalog.describe import describe_flash
 from catalog.flash_checks import check_dense, check_window
 from catalog.flash_fallback import FlashArguments
-from catalog.frames import NOTHING, RunFailed, bound_kernel, flash_output
+from catalog.frames import bound_kernel
 from catalog.loader import LoadedKernel
+from catalog.operands import NOTHING, flash_output
 from catalog.plainness import is_plain, nothing_watches
+from catalog.reasons import RunFailed
 from catalog.serving import Frame, Server, outcomes, per_thread
 from catalog.settings import override as _override
 from generator.spec import AttentionSpec

@@ -16,11 +16,12 @@ from catalog import attention, serving
 from catalog.calls import SPEC_DTYPES, AttentionCall
 from catalog.cuda_frames import BoundCudaKernel
 from catalog.decisions import Decision
-from catalog.frames import BoundKernel, RunFailed, bound_kernel, check_out, contiguous_strides, flash_output, sdpa_output
+from catalog.frames import BoundKernel, bound_kernel
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
+from catalog.operands import check_out, contiguous_strides, flash_output, sdpa_output
 from catalog.plainness import check_like, is_plain, never, nothing_watches
-from catalog.reasons import NoKernelError, Reason
+from catalog.reasons import NoKernelError, Reason, RunFailed
 from catalog.selection import matching_spec
 from catalog.settings import override
 from catalog.source import Source

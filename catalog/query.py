@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +18,18 @@ from catalog.schema import COLUMNS
 from generator.spec import AttentionSpec
 from verifier.records import REASONS
 
-if TYPE_CHECKING:
-    from catalog.store import Catalog
+
+class Rows(Protocol):
+    """What is asked here: something that gives rows as `catalog.store.Catalog.rows` does."""
+
+    def rows(self, columns: Iterable[str] | None = None, filters: Any = None, *, history: bool = False) -> pa.Table: ...
 
 
 # ----------------------------------------------------------------------------------------------------------------- best
 
 
 def best(
-    catalog: Catalog, spec: AttentionSpec | str, *, device_key: str | None = None, incumbent: str | None = None
+    catalog: Rows, spec: AttentionSpec | str, *, device_key: str | None = None, incumbent: str | None = None
 ) -> dict[str, Any] | None:
     """The whole row of the best kernel for a problem on one device; None where there is none.
 
@@ -49,7 +52,7 @@ def best(
     return row
 
 
-def _rows_for(catalog: Catalog, spec: AttentionSpec | str, where: dict[str, Any]) -> list[dict[str, Any]]:
+def _rows_for(catalog: Rows, spec: AttentionSpec | str, where: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of the very spec, else of its family (for an AttentionSpec: in its shape bucket)."""
     columns = (*choice.COLUMNS, "num_heads", "batch", "seqlen_q", "seqlen_k")
     if isinstance(spec, str):
@@ -63,7 +66,7 @@ def _rows_for(catalog: Catalog, spec: AttentionSpec | str, where: dict[str, Any]
     return rows
 
 
-def best_of_each(catalog: Catalog, filters: Any = None, columns: Iterable[str] = ()) -> list[choice.Choice]:
+def best_of_each(catalog: Rows, filters: Any = None, columns: Iterable[str] = ()) -> list[choice.Choice]:
     """The choice of every device and problem among the rows that satisfy the filters."""
     needed = list(dict.fromkeys([*choice.COLUMNS, *columns]))
     return list(choice.choose_each(catalog.rows(needed, filters)).values())
@@ -132,7 +135,7 @@ def _digests(keys: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 _TABLES = {"rows": False, "attempts": True}
 
 
-def sql(catalog: Catalog, text: str) -> pa.Table:
+def sql(catalog: Rows, text: str) -> pa.Table:
     """The answer to a query in DuckDB's SQL over the tables `rows` (the latest attempt of each key) and `attempts` (all of them).
 
     Only columns that the text mentions are read. Needs the extra `sql`. It reads this catalog and no file. Raises QueryError.
@@ -159,7 +162,7 @@ def _columns_in(text: str) -> list[str]:
     return [name for name in COLUMNS if name in words] or ["row_id"]
 
 
-def _run_sql(duckdb: Any, catalog: Catalog, text: str, columns: list[str]) -> pa.Table:
+def _run_sql(duckdb: Any, catalog: Rows, text: str, columns: list[str]) -> pa.Table:
     connection = duckdb.connect(config={"enable_external_access": "false"})
     try:
         for name, history in _TABLES.items():

@@ -87,3 +87,11 @@ class NoKernelError(RuntimeError):
         self.reasons = reasons
         lines = "\n".join(f"  - {r}" for r in dict.fromkeys(reasons)) or "  - no_kernel: the catalog is empty"
         super().__init__(f"no kernel may answer {call}:\n{lines}")
+
+
+class RunFailed(RuntimeError):
+    """A call that the kernel did not answer; nothing of the output may be used. broken: the kernel must not be called again."""
+
+    def __init__(self, why: Reason, broken: bool) -> None:
+        super().__init__(str(why))
+        self.reason, self.broken = why, broken

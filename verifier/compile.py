@@ -1,28 +1,23 @@
-"""Source text to shared objects, in killable children, through a cache keyed by content. CUDA sources go to
+"""Source text to shared objects, in killable children, through `verifier.binary_cache`. CUDA sources go to
 `verifier.compile_cuda`.
-
-Cache layout: `objects/<first two>/<sha256>.so` holds bytes under their own hash; `entries/<first two>/<key>.json`, written
-last, says which object a key stands for. Both are written under private names and renamed, so that a reader sees a whole
-entry or none, whoever else writes or is killed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import json
 import os
 import shutil
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
-from generator.canonical import digest, digest_bytes
+from generator.canonical import digest_bytes
 from generator.translate.records import Translated
+from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
+from verifier.compile_cuda import compile_cuda
 from verifier.elf import imports_of
 from verifier.records import Binary, CompileFailed
 
@@ -127,8 +122,6 @@ def compile_translated(
         case "c++":
             return _compile_cpp(translated, Path(cache_dir), limits, compiler or find_compiler())
         case "cuda":
-            from verifier.compile_cuda import compile_cuda
-
             return compile_cuda(translated, cache_dir, limits, arch)
         case other:
             raise ValueError(f"language: expected c++ or cuda, found {other!r}")
@@ -162,61 +155,3 @@ def _failed(ended: Ended, limits: Limits) -> CompileFailed:
     return CompileFailed(
         "compile_oom" if out_of_memory else "compile_error", ended.log or f"exit status {ended.code}", ended.wall_s
     )
-
-
-# ----------------------------------------------------------------------------------------------------------- the cache
-
-
-def cache_key(source_hash: str, flags: tuple[str, ...], compiler_version: str) -> str:
-    """What a binary depends on: source, flags (architecture included) and toolchain."""
-    return digest({"source": source_hash, "flags": flags, "compiler": compiler_version, "layout": 1})
-
-
-@contextlib.contextmanager
-def private_folder(cache: Path):  # type: ignore[no-untyped-def]
-    """A folder that only this call uses, on the cache's own file system; what cannot be removed (a busy mount) is left behind."""
-    (cache / "tmp").mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(dir=cache / "tmp")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _entry_path(cache: Path, key: str) -> Path:
-    return cache / "entries" / key[:2] / f"{key}.json"
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.chmod(name, 0o600)
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(name)
-        raise
-
-
-def write_entry(cache: Path, key: str, binary: Binary, data: bytes, suffix: str) -> Binary:
-    """Store the object under its own hash, then the entry that names it. Returns the binary with its path."""
-    path = cache / "objects" / binary.hash[:2] / (binary.hash + suffix)
-    _write_atomically(path, data)
-    plain = {**asdict(binary), "path": str(path.relative_to(cache))}
-    _write_atomically(_entry_path(cache, key), json.dumps(plain).encode())
-    return Binary(**{**plain, "path": str(path), "flags": tuple(binary.flags)})
-
-
-def read_entry(cache: Path, key: str) -> Binary | None:
-    """The cached binary of a key; None when there is none or when its bytes are not the ones that were stored."""
-    try:
-        plain = json.loads(_entry_path(cache, key).read_bytes())
-        path = cache / plain["path"]
-        if digest_bytes(path.read_bytes()) != plain["hash"]:
-            return None
-        return Binary(**{**plain, "path": str(path), "flags": tuple(plain["flags"])})
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from generator.canonical import digest_bytes
 from generator.translate.records import Translated
+from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
 from verifier.records import Binary, CompileFailed
 
@@ -83,8 +84,6 @@ def compile_cuda(
     arch: another architecture than the target's own, to check an older target's code on a newer card ("sm_90").
     A failed compile is a value. Raises NoCudaCompiler.
     """
-    from verifier.compile import cache_key, private_folder, read_entry, write_entry
-
     cache, limits, compiler = Path(cache_dir), limits or Limits(), find_cuda_compiler()
     isa = str(translated.launch.target_facts["isa"])
     arch = arch or isa

@@ -11,7 +11,9 @@ from kernel_factory import CAUSAL, spec
 from catalog import cuda_frames
 from catalog.calls import AttentionCall
 from catalog.cuda_frames import KEPT_CALLS, BoundCudaKernel, CudaEntry
-from catalog.frames import Output, RunFailed, bound_kernel, contiguous_strides
+from catalog.frames import bound_kernel
+from catalog.operands import Output, contiguous_strides
+from catalog.reasons import RunFailed
 from generator.canonical import digest_bytes
 from generator.translate.records import Launch, ScalarParameter, TensorParameter
 from verifier.launch import LaunchError

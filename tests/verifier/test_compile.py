@@ -163,7 +163,7 @@ def test_a_changed_object_is_built_again(tmp_path):
 
 def write_pairs(cache: Path, seed: int, rounds: int) -> None:
     """The cache's own writer, many times, without a compiler in between: source i always stands for the bytes that hold i."""
-    from verifier.compile import cache_key, read_entry, write_entry
+    from verifier.binary_cache import cache_key, read_entry, write_entry
 
     rng = random.Random(seed)
     for _ in range(rounds):
@@ -178,7 +178,7 @@ def write_pairs(cache: Path, seed: int, rounds: int) -> None:
 
 
 def test_eight_writers_some_killed_never_pair_a_source_with_another_binary(tmp_path):
-    from verifier.compile import cache_key, read_entry
+    from verifier.binary_cache import cache_key, read_entry
 
     context = multiprocessing.get_context("fork")
     writers = [context.Process(target=write_pairs, args=(tmp_path, seed, 250)) for seed in range(8)]
