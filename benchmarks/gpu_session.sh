@@ -1,6 +1,6 @@
 #!/bin/bash
 # What a GPU host has to show: `farm doctor`, the GPU tests, and a tiny sweep whose kernels are judged and timed here.
-#   benchmarks/gpu_session.sh [seconds for the tests, 330 by default]
+#   benchmarks/gpu_session.sh [seconds for the tests, 330 by default] [seconds for the sweep, 200 by default]
 # Full logs and the rows go to "$OUT" (default: a temporary folder); the short results come last.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -18,10 +18,10 @@ PLAN
 
 python3 -m farm doctor >"$OUT/doctor.txt" 2>&1
 echo "[$((SECONDS - started)) s] doctor: exit $?"
-timeout -k 10 "$limit" python3 -m pytest -m gpu tests/gpu -q -rA --durations=15 -p no:cacheprovider >"$OUT/tests.txt" 2>&1
+timeout -k 10 "$limit" python3 -m pytest -m gpu tests/gpu/test_gpu_{timing,loader,judge}.py -q -rA --durations=15 -p no:cacheprovider >"$OUT/tests.txt" 2>&1
 tests=$?
 echo "[$((SECONDS - started)) s] tests: exit $tests"
-timeout -k 10 200 python3 -m farm sweep "$work/plan.yaml" --catalog "$work/catalog" --executor local --json --quiet >"$OUT/sweep.json" 2>"$OUT/sweep.err"
+timeout -k 10 "${2:-200}" python3 -m farm sweep "$work/plan.yaml" --catalog "$work/catalog" --executor local --json --quiet >"$OUT/sweep.json" 2>"$OUT/sweep.err"
 sweep=$?
 python3 -m farm catalog list --catalog "$work/catalog" --json >"$OUT/rows.json" 2>>"$OUT/sweep.err"
 echo "[$((SECONDS - started)) s] sweep: exit $sweep"

@@ -160,6 +160,7 @@ def warnings_of(held: Catalog, row: Mapping[str, Any]) -> list[str]:
     assert row["status"] in STATUSES
     if row["status"] == "unverified":
         said.append("compiled for a device that was not there: nobody has verified it")
+    said += json.loads(row["resources"] or "{}").get("warnings", ())  # of the compiler's report and the machine code
     if row["throttle_flags"]:
         said.append(f"the device was throttled while it was timed: {', '.join(row['throttle_flags'])}")
     if row["plausible"] is False:

@@ -75,6 +75,7 @@ def sweep(
     budget_gpu_s: Annotated[float | None, typer.Option(min=0, help="Stop after so many seconds on the device.")] = None,
     address: Annotated[str, typer.Option(help="Ray: local, auto or ray://HOST:PORT.")] = "local",
     executor: Annotated[str, typer.Option(help="ray, or local: one job at a time in this process.")] = "ray",
+    sanitize: Annotated[bool, typer.Option("--sanitize", help="Run CUDA kernels under compute-sanitizer too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be solved.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
@@ -107,7 +108,9 @@ def sweep(
     from farm.tables import print_summary
 
     config = load_config()
-    options = Options(chosen.catalog or config.catalog if catalog is None else catalog, executor, address, quiet, stages)
+    options = Options(
+        chosen.catalog or config.catalog if catalog is None else catalog, executor, address, quiet, stages, sanitize
+    )
     summary = run_sweep(chosen, options, config)
     if as_json:
         typer.echo(json.dumps(summary.plain()))

@@ -50,7 +50,18 @@ def examine(config: Config, catalog: str | None = None) -> Examination:
     """Looks at everything that a sweep and a loader need here; asks no network and starts no kernel."""
     findings = tuple(
         finding
-        for look in (_python, _compiler, _cpu, _space, _torch, _ray, _cuda_compiler, _gpu, lambda: _places(config, catalog))
+        for look in (
+            _python,
+            _compiler,
+            _cpu,
+            _space,
+            _torch,
+            _ray,
+            _cuda_compiler,
+            _gpu,
+            _sanitizer,
+            lambda: _places(config, catalog),
+        )
         for finding in look()
     )
     states = {f.name: f.state for f in findings}
@@ -151,6 +162,19 @@ def _gpu() -> Iterator[Finding]:
     except NoDevice as error:
         detail = str(error).removeprefix("device: ")
         yield Finding("GPU", "limited", f"none that can be used ({detail}); CUDA rows will say compiled_unverified")
+
+
+def _sanitizer() -> Iterator[Finding]:
+    """Only where there is a GPU: without one it has nothing to look at."""
+    from verifier.cuda_sanitize import CURE, NoSanitizer, find_sanitizer
+    from verifier.gpu import gpus_here
+
+    if not gpus_here():
+        return
+    try:
+        yield Finding("compute-sanitizer", "ok", f"{find_sanitizer()}: `--sanitize` runs kernels under it")
+    except NoSanitizer:
+        yield Finding("compute-sanitizer", "limited", "not found: `--sanitize` cannot be used", CURE)
 
 
 def _places(config: Config, catalog: str | None) -> Iterator[Finding]:

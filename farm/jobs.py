@@ -47,6 +47,7 @@ class Shop:
     """Where and within which limits jobs are worked on: the same for every job of a sweep, and small enough to travel.
 
     catalog: its location, artifacts included. cache: this machine's folder of binaries. variants: the user's own rules.
+    sanitize: whether cubins that pass are run under NVIDIA's compute-sanitizer as well.
     stages: the module whose `build`, `prove` and `row_without_verdict` do the work; tests and benchmarks put stand-ins here.
     """
 
@@ -56,6 +57,7 @@ class Shop:
     variants: str | None = None
     compile_wall_s: float = 120.0
     prove_wall_s: float = 300.0
+    sanitize: bool = False
     stages: str = "farm.stages"
 
 

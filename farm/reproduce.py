@@ -43,6 +43,8 @@ class Reproduction:
         said = [f"verdict: {self.before['reason_code']} before, {self.after['reason_code']} now"]
         if self.after.get("message"):
             said.append(f"    {self.after['message']}")
+        if self.after.get("sanitizer"):
+            said.append(f"sanitizer: {self.after['sanitizer']}")
         if self.same_binary is not None:
             said.append(f"binary: {'the same bytes' if self.same_binary else 'other bytes (another compiler, or other flags)'}")
         if self.before.get("device_key") != self.after.get("device_key"):

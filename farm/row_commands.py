@@ -87,6 +87,7 @@ def reproduce(
     seconds: Annotated[float, typer.Option(help="Seconds of measuring.")] = 2.0,
     record: Annotated[bool, typer.Option("--record", help="Store the outcome as the attempt's next row.")] = False,
     variants: Annotated[str | None, typer.Option(help="The file with rules of your own that the row's plan named.")] = None,
+    sanitize: Annotated[bool, typer.Option("--sanitize", help="Run a CUDA kernel under compute-sanitizer too.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """One row again, here, from its stored artifacts. Exit code 1 when the verdict is another one."""
@@ -97,7 +98,7 @@ def reproduce(
 
     opened = store.open(location or _default_catalog())
     row = opened.get(row_id)
-    result = run(opened, row, _shop(opened.uri, variants), seconds)
+    result = run(opened, row, _shop(opened.uri, variants, sanitize), seconds)
     if record:
         with opened.writer(new_run_id()) as writer:
             writer.append(result.after)
@@ -137,11 +138,12 @@ def _default_catalog() -> str:
     return load_config().catalog
 
 
-def _shop(catalog: str, variants: str | None) -> Shop:
+def _shop(catalog: str, variants: str | None, sanitize: bool) -> Shop:
     from farm.config import load_config
     from farm.jobs import Shop
     from farm.variants import load_variants
 
     cache = load_config().cache
     cache.mkdir(parents=True, exist_ok=True)
-    return Shop(catalog, str(cache), "reproduce", load_variants(variants).path if variants else None)
+    path = load_variants(variants).path if variants else None
+    return Shop(catalog, str(cache), "reproduce", path, sanitize=sanitize)

@@ -85,6 +85,8 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     try:
         verdict = _judged(binary, built, device)
         columns |= rows.of_verdict(verdict)
+        if isinstance(verdict, Passed) and shop.sanitize:
+            verdict = _sanitized(binary, built, device, columns) or verdict
         if isinstance(verdict, Failed):
             return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
         started = time.monotonic()
@@ -166,6 +168,25 @@ def _judged(binary: Binary, built: Built, device: str) -> Verdict:
         while len(_VERDICTS) > _KEPT_VERDICTS:
             _VERDICTS.popitem(last=False)
     return verdict
+
+
+def _sanitized(binary: Binary, built: Built, device: str, columns: dict[str, Any]) -> Failed | None:
+    """What NVIDIA's sanitizer says of a kernel that passed, into the row's columns; its fault where it finds one."""
+    if device == "cpu":
+        columns["sanitizer"] = "not run: it looks at CUDA kernels"
+        return None
+    from verifier.cuda_sanitize import Clean, NoSanitizer, sanitize
+
+    try:
+        found = sanitize(binary, built.launch, built.job.spec, device)
+    except NoSanitizer as error:
+        columns["sanitizer"] = f"not run: {error}"
+        return None
+    if isinstance(found, Clean):
+        columns["sanitizer"] = found.words
+        return None
+    columns |= rows.of_witness(found.witness) | {"sanitizer": found.witness.message}
+    return found
 
 
 def _first(diagnostics: Sequence[Diagnostic]) -> str:

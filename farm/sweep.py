@@ -18,6 +18,7 @@ from catalog.store import Catalog
 from farm.authors import Author, author_of, check_author
 from farm.config import Config
 from farm.console import InputError
+from farm.devices import devices_here
 from farm.executors import Executor, LocalExecutor, stages_of
 from farm.guardian import Guardian
 from farm.jobs import Job, Row, Shop, new_run_id
@@ -51,6 +52,7 @@ class Options:
     address: str = "local"
     quiet: bool = False
     stages: str = "farm.stages"
+    sanitize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,8 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     except ValueError as error:
         raise InputError("", str(error)) from None
     check_author(plan)
+    if options.sanitize and options.address == "local":
+        check_sanitizer(plan.targets)
     if options.executor == "ray" and options.address != "local":
         from farm.actors import join_cluster
 
@@ -119,7 +123,7 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     config.cache.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id()
     sweep_id = f"{plan.name}-{digest(dataclasses.asdict(plan))[:8]}"
-    shop = Shop(opened.uri, str(config.cache), sweep_id, plan.variants, stages=options.stages)
+    shop = Shop(opened.uri, str(config.cache), sweep_id, plan.variants, stages=options.stages, sanitize=options.sanitize)
     started = time.monotonic()
     with contextlib.closing(_executor(options, shop, plan, run_id)) as executor, opened.writer(run_id) as writer:
         tally, status = Tally(expected=_expected(plan)), StatusFile(config.cache, run_id, opened.uri, plan.name)
@@ -141,7 +145,8 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay, stat
     catch_signals()
     if isinstance(sweep.executor, _OnRay):
         sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
-    versions = Versions(*stages_of(shop).versions())
+    translator, harness = stages_of(shop).versions()
+    versions = Versions(translator, harness + ("+sanitizer" if shop.sanitize else ""))  # other attempts than without it
     telling = asyncio.ensure_future(_tell(status, display, sweep.executor))
     try:
         async with author_of(plan, shop, versions, display.note) as author:
@@ -248,6 +253,17 @@ class _OnRay:
 def _executor(options: Options, shop: Shop, plan: Plan, run_id: str) -> Executor:
     """The executor that the options ask for."""
     return LocalExecutor(shop) if options.executor == "local" else _OnRay(options, shop, plan.targets, run_id)
+
+
+def check_sanitizer(targets: tuple[str, ...]) -> None:
+    """Raises InputError where a GPU of this machine is to be used and there is no compute-sanitizer for it."""
+    from verifier.cuda_sanitize import NoSanitizer, find_sanitizer
+
+    if any(device.device != "cpu" and set(targets) & set(device.targets) for device in devices_here()):
+        try:
+            find_sanitizer()
+        except NoSanitizer as error:
+            raise InputError("--sanitize", str(error)) from None
 
 
 # ------------------------------------------------------------------------------------------------------------ the table

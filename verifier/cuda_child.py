@@ -231,24 +231,29 @@ class CudaChild:
 # ------------------------------------------------------------------------------------------------------------ starting
 
 
-def open_device(channel: socket.socket, fences: dict[str, bool]) -> tuple[Any, Any, Any] | None:
-    """PyCUDA, the one visible device, and its primary context, pushed. None, told on the channel, where that fails."""
+def first_device() -> tuple[Any, Any, Any]:
+    """PyCUDA, the first visible device, and its primary context, pushed. Raises whatever is wrong with driver or package."""
     with contextlib.suppress(Exception):  # PyCUDA wants cuRAND, which may lie in a Python package of its own
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
         load_nvidia_dynamic_lib("curand")
-    try:
-        import pycuda.driver as cuda
+    import pycuda.driver as cuda
 
-        cuda.init()
-        device = cuda.Device(0)
-        context = device.retain_primary_context()
-        context.push()
+    cuda.init()
+    device = cuda.Device(0)
+    context = device.retain_primary_context()
+    context.push()
+    return cuda, device, context
+
+
+def open_device(channel: socket.socket, fences: dict[str, bool]) -> tuple[Any, Any, Any] | None:
+    """As `first_device`; None, told on the channel, where that fails."""
+    try:
+        return first_device()
     except Exception as error:  # whatever is wrong with driver, device or package, it is not the candidate
         cure = "; install it with `pip install pycuda`" if isinstance(error, ImportError) else ""
         say(channel, {"no_device": f"{type(error).__name__}: {error}{cure}", "fences": fences})
         return None
-    return cuda, device, context
 
 
 def told_by(cuda: Any, device: Any) -> dict[str, Any]:

@@ -48,6 +48,17 @@ def id_of(held, key):
     return held.rows(["row_id"], {"attempt_key": sha(f"attempt {key}")})["row_id"][0].as_py()
 
 
+def test_what_the_compiler_warned_of_is_a_warning_of_show(farm, held):
+    with held.writer("r2") as writer:
+        warned = {"warnings": ["148 bytes of registers spilled: choose smaller tiles", "no HGMMA instruction"], "registers": 255}
+        writer.append(verified(7, 1e-3, resources=warned))
+        writer.append(verified(8, 1e-3, resources={"registers": 128, "warnings": []}))
+    out = farm("show", id_of(held, 7))[1]
+    assert "\nwarning: 148 bytes of registers spilled" in out and "\nwarning: no HGMMA instruction\n" in out
+    assert "no HGMMA instruction" in json.loads(farm("show", id_of(held, 7), "--json")[1])["warnings"]
+    assert "spilled" not in farm("show", id_of(held, 8))[1]
+
+
 def test_list(farm, held):
     code, out, _ = farm("list")
     assert code == 0 and len(out.splitlines()) == 4 and "row" in out.splitlines()[0]

@@ -67,3 +67,40 @@ def test_the_devices_conditions_stand_in_the_row() -> None:
     columns = rows.of_measurement(measured)
     assert (columns["sm_clock_before_mhz"], columns["sm_clock_after_mhz"], columns["l2_state"]) == (1980.0, 1755.0, "cold")
     assert columns["throttle_flags"] == ["power cap"] and columns["temperature_c"] == 44.0
+
+
+def test_what_the_sanitizer_says_stands_in_the_row(shop: Shop, monkeypatch) -> None:
+    from verifier import cuda_sanitize
+    from verifier.records import Failed, Witness
+
+    built = Built(job("sm_80"), None, None, {})
+    said: list = [cuda_sanitize.Clean("memcheck: clean (6 inputs)", True)]
+    monkeypatch.setattr(cuda_sanitize, "sanitize", lambda *a: said[-1])
+    columns: dict = {}
+    assert stages._sanitized(None, built, "cuda:0", columns) is None
+    assert columns == {"sanitizer": "memcheck: clean (6 inputs)"}
+    said.append(Failed("out_of_bounds", Witness("compute-sanitizer memcheck", "memcheck: Invalid __global__ write")))
+    assert stages._sanitized(None, built, "cuda:0", columns) is said[-1]
+    assert columns["sanitizer"] == said[-1].witness.message and columns["witness_check"] == "compute-sanitizer memcheck"
+    assert stages._sanitized(None, built, "cpu", columns) is None and "CUDA kernels" in columns["sanitizer"]
+
+
+def test_a_missing_sanitizer_is_told_before_the_sweep_and_in_rows(shop: Shop, monkeypatch) -> None:
+    from farm import sweep
+    from farm.console import InputError
+    from farm.devices import LocalDevice
+    from verifier import cuda_sanitize
+
+    def missing(*_):
+        raise cuda_sanitize.NoSanitizer(f"compute-sanitizer was not found: {cuda_sanitize.CURE}")
+
+    monkeypatch.setattr(cuda_sanitize, "find_sanitizer", missing)
+    columns: dict = {}
+    monkeypatch.setattr(cuda_sanitize, "sanitize", missing)
+    assert stages._sanitized(None, Built(job("sm_80"), None, None, {}), "cuda:0", columns) is None
+    assert columns["sanitizer"].startswith("not run: compute-sanitizer was not found: install")
+    sweep.check_sanitizer(("sm_80",))  # no GPU here: nothing to look at
+    monkeypatch.setattr(sweep, "devices_here", lambda: (LocalDevice("cuda:0", "h200", "H200", "k", ("sm_80",)),))
+    with pytest.raises(InputError, match="--sanitize: compute-sanitizer was not found"):
+        sweep.check_sanitizer(("sm_80",))
+    sweep.check_sanitizer(("cpu",))

@@ -26,4 +26,3 @@ def test_larger_tiles_come_first_until_they_exceed_l2() -> None:
 
 def test_something_is_left_on_the_smallest_cache() -> None:
     assert ordered_choices(CODE, AVX512, {"l2": 1024}) == [{"BM": 32, "BN": 64}]
-

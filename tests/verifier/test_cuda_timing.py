@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_cuda_sandbox import FAKE, HALF, FakeNvml, fake_binary, fake_driver, nvml  # noqa: F401 - fixtures
+from fake_gpu import HALF, FakeNvml, fake_binary
 
 from generator.gpus import GPUS, card_named
 from generator.spec import AttentionSpec, Rule
@@ -27,7 +27,7 @@ RIVALS = ("torch flash-attention-2", "torch eager", "torch cudnn")
 
 
 @pytest.fixture
-def fake_child(fake_driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:  # noqa: F811
+def fake_child(fake_driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setattr(CudaTimingSandbox, "program", "fake_timing_child")
     monkeypatch.setattr(benchmark, "DISTURBED", 1e9)  # this machine's cores stand in for the device, and have other work
     monkeypatch.setattr(cuda_benchmark, "LONGEST_WALL", 1e9)

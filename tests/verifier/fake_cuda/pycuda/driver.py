@@ -17,6 +17,10 @@ class Context:
         Context.pushed += 1
 
     @staticmethod
+    def pop() -> None:
+        Context.pushed -= 1
+
+    @staticmethod
     def synchronize() -> None:
         pass
 
