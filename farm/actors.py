@@ -22,6 +22,7 @@ from farm.console import InputError
 from farm.devices import LocalDevice
 from farm.executors import stages_of, trouble_of
 from farm.jobs import Built, Job, Row, Shop
+from farm.quiet import StillBusy
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,14 @@ class Device:
         found, problems = stages_of(self._shop).inspect_device(self._device, self._shop, self._expected)
         return Hello(node, os.getpid(), found, differing + problems)
 
-    def prove(self, built: Built) -> tuple[Row, float]:
-        """The row, and the seconds that the device was busy."""
+    def prove(self, built: Built) -> tuple[Row | str, float]:
+        """The row, and the seconds that the device was busy; or who kept it from being measured on, and how long it waited."""
         start = time.monotonic()
         stages = stages_of(self._shop)
         try:
             row = stages.prove(built, self._shop, self._device)
+        except StillBusy as busy:
+            return str(busy), time.monotonic() - start
         except Exception as error:
             row = stages.row_without_verdict(built.job, "not_run", trouble_of(error))
         row["ray_node_id"] = ray.get_runtime_context().get_node_id()

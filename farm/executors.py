@@ -7,11 +7,13 @@ import importlib
 import queue
 import threading
 import traceback
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from farm.jobs import Built, Job, Row, Shop
 from farm.places import Place, places_of
+from farm.quiet import StillBusy
 
 UNVERIFIED = "no device here can run this target"
 
@@ -51,8 +53,11 @@ def trouble_of(error: BaseException) -> str:
     return f"fault of the farm's own: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{place}"
 
 
-def run_stages(job: Job, shop: Shop) -> Row:
-    """Build and prove one job here. A fault of our own code costs this one attempt, not the sweep."""
+def run_stages(job: Job, shop: Shop, say: Callable[[str], None] = lambda who: None) -> Row:
+    """Build and prove one job here. A fault of our own code costs this one attempt, not the sweep.
+
+    say: told who keeps the device busy, each time that this waited for them in vain.
+    """
     stages = stages_of(shop)
     try:
         built = stages.build(job, shop)
@@ -63,7 +68,12 @@ def run_stages(job: Job, shop: Shop) -> Row:
             return stages.row_unproven(built, "compiled_unverified", UNVERIFIED)
         if problems := _inspected(device, shop):
             return stages.row_unproven(built, "missing_device", f"{device} is out of service: {problems[0]}")
-        return stages.prove(built, shop, device)
+        while True:
+            try:
+                return stages.prove(built, shop, device)
+            except StillBusy as busy:
+                say(str(busy))
+                built.columns["queue_s"] = built.columns.get("queue_s", 0.0) + shop.slot_wait_s
     except Exception as error:
         return stages.row_without_verdict(job, "not_run", trouble_of(error))
 
@@ -83,7 +93,7 @@ class LocalExecutor:
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
         self._jobs: queue.SimpleQueue[tuple[Job, Future[Row]] | None] = queue.SimpleQueue()
-        self._current = ""
+        self._current = self._waits_for = ""
         self._thread = threading.Thread(target=self._work, name="farm-local", daemon=True)
         self._thread.start()
 
@@ -96,7 +106,7 @@ class LocalExecutor:
         return future
 
     def state(self) -> dict[str, Any]:
-        return {"executor": "local", "running": self._current}
+        return {"executor": "local", "running": self._current, "waits_for": self._waits_for}
 
     def close(self) -> None:
         self._jobs.put(None)
@@ -106,5 +116,8 @@ class LocalExecutor:
             job, future = item
             if future.set_running_or_notify_cancel():
                 self._current = str(job)
-                future.set_result(run_stages(job, self._shop))
-                self._current = ""
+                future.set_result(run_stages(job, self._shop, self._wait_for))
+                self._current = self._waits_for = ""
+
+    def _wait_for(self, who: str) -> None:
+        self._waits_for = who

@@ -20,9 +20,10 @@ class Job:
     """One attempt: one program for one spec on one target.
 
     key: what resuming goes by. program: TL code with every hole filled; "" when the author gave none, and then `trouble` says
-    why, as (reason, message). arch: what CUDA source is compiled for instead of its target, to be checked on a newer card.
-    device_key: of the devices that may judge it; None: it is only built. texts: `sketch`, and `code` with its holes, as the
-    author gave them. columns: what is already known of the row (author, hashes, tokens).
+    why, as (reason, message). rivals: of `verifier.records.RIVAL_GROUPS`; None: whatever may be the fastest. arch: what CUDA
+    source is compiled for instead of its target, to be checked on a newer card. device_key: of the devices that may judge it;
+    None: it is only built. texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already known
+    of the row (author, hashes, tokens).
     """
 
     key: str
@@ -30,7 +31,7 @@ class Job:
     target: str
     program: str
     measure_s: float = 0.5
-    rivals: tuple[str, ...] = ("torch-sdpa",)
+    rivals: tuple[str, ...] | None = None
     attempt_no: int = 1
     trouble: tuple[str, str] | None = None
     arch: str | None = None
@@ -48,6 +49,7 @@ class Shop:
 
     catalog: its location, artifacts included. cache: this machine's folder of binaries. variants: the user's own rules.
     sanitize: whether cubins that pass are run under NVIDIA's compute-sanitizer as well.
+    slot_wait_s: how long `prove` waits for others to leave a device alone before it says so and is asked again.
     stages: the module whose `build`, `prove` and `row_without_verdict` do the work; tests and benchmarks put stand-ins here.
     """
 
@@ -58,6 +60,7 @@ class Shop:
     compile_wall_s: float = 120.0
     prove_wall_s: float = 300.0
     sanitize: bool = False
+    slot_wait_s: float = 20.0
     stages: str = "farm.stages"
 
 

@@ -131,7 +131,7 @@ class Evaluator:
     def _job(self, proposal: Proposal, program: Program, holes: Holes) -> Job:
         plan, text = self.search.plan, print_program(fill(program, holes))
         return Job(
-            key=self.search.versions.key(self.spec, self.target, text, 0),
+            key=self.search.versions.key(self.spec, self.target, text, 0, plan.rivals),
             spec=self.spec,
             target=self.target,
             program=text,

@@ -16,11 +16,11 @@ from farm.fields import DocumentError, Problem, Reader, did_you_mean, read_docum
 from farm.rules import known_rules, known_targets
 from farm.variants import VariantsError, load_variants
 from generator.spec import TL_DTYPES, AttentionSpec, Rule, SpecError, spec_from_plain
+from verifier.records import RIVAL_GROUPS
 
 PlanError = DocumentError
 
 AUTHORS = ("rules", "llm", "llm-direct")
-RIVALS = ("torch-sdpa", "torch-eager", "flex-attention")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class Plan:
     targets: tuple[str, ...] = ("cpu",)
     author: str = "rules"
     author_options: tuple[tuple[str, Any], ...] = ()
-    rivals: tuple[str, ...] = ("torch-sdpa",)
+    rivals: tuple[str, ...] | None = None  # None: whatever may be the fastest; (): our own time alone
     tuning: Tuning = field(default_factory=Tuning)
     budget: Budget = field(default_factory=Budget)
     catalog: str | None = None
@@ -171,7 +171,7 @@ def _plan(root: Reader, folder: Path) -> Plan | None:
         targets=root.take("targets", _targets) or ("cpu",),
         author=root.take("author", lambda r: r.one_of(*AUTHORS)) or "rules",
         author_options=root.take("author_options", _options) or (),
-        rivals=root.take("rivals", lambda r: r.all(lambda x: x.one_of(*RIVALS)), ("torch-sdpa",)) or (),
+        rivals=root.take("rivals", _rivals),
         tuning=root.take("tuning", _tuning) or Tuning(),
         budget=root.take("budget", _budget) or Budget(),
         catalog=root.take("catalog", lambda r: r.text("a folder or a location")),
@@ -197,6 +197,10 @@ def _variants(reader: Reader, folder: Path) -> str | None:
 
 def _dtypes(reader: Reader) -> tuple[str, ...]:
     return reader.all(lambda r: r.one_of(*TL_DTYPES))
+
+
+def _rivals(reader: Reader) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(reader.all(lambda r: r.one_of(*RIVAL_GROUPS))))
 
 
 def _targets(reader: Reader) -> tuple[str, ...]:

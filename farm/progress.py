@@ -168,12 +168,20 @@ def machine_lines(state: dict[str, Any]) -> list[str]:
     if not state:
         return ["nothing started yet"]
     if state.get("executor") != "ray":
-        return [f"in this process: {state.get('running') or 'nothing in hand'}"]
+        waiting = f", waiting: {state['waits_for']}" if state.get("waits_for") else ""
+        return [f"in this process: {state.get('running') or 'nothing in hand'}{waiting}"]
     lines = [f"{state['waiting']} waiting, {state['building']} being built, {state['built']} ready for a device"]
     for device in state["devices"]:
         health = f"out of service: {device['out_of_service']}" if device["out_of_service"] else f"{device['busy']:.0%} busy"
+        if device.get("waits_for"):
+            health += f", waiting: {device['waits_for']}"
         lines.append(f"{device['device']} ({device['about'] or 'starting'}): {health}, {device['in_hand']} in hand")
     return lines
+
+
+def waits_of(state: dict[str, Any]) -> set[str]:
+    """Who keeps devices from being measured on, by an executor's state."""
+    return {who for each in (state, *state.get("devices", ())) if (who := each.get("waits_for"))}
 
 
 def clock(seconds: float) -> str:

@@ -13,7 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -46,6 +46,7 @@ class _Slot:
     deadline: float = 0.0
     strikes: int = 0
     out_of_service: str = ""
+    waits_for: str = ""  # who works or measures on the device, while it cannot be measured on
     busy_s: float = 0.0
 
     @property
@@ -58,7 +59,10 @@ class _Slot:
 
     def describe(self) -> dict[str, Any]:
         name = self.device.name if self.device else self.wish.expected_class
-        return {"device": self.wish.device, "about": name, "out_of_service": self.out_of_service, "in_hand": len(self.tasks)}
+        return {
+            "device": self.wish.device, "about": name, "out_of_service": self.out_of_service, "waits_for": self.waits_for,
+            "in_hand": len(self.tasks),
+        }  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -241,11 +245,19 @@ class RayExecutor:
             return
         self._proved(slot, ref, *result)
 
-    def _proved(self, slot: _Slot, ref: Any, row: Row, seconds: float) -> None:
-        slot.busy_s += seconds
+    def _proved(self, slot: _Slot, ref: Any, row: Row | str, seconds: float) -> None:
+        """A row; or the name of who keeps the device, and then the job is asked for again: no limit counts waiting."""
         slot.strikes = 0
-        self._end(row, slot.tasks.pop(ref).job)
+        built = slot.tasks.pop(ref)
         slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
+        if isinstance(row, str):
+            slot.waits_for = row
+            waited_s = built.columns.get("queue_s", 0.0) + self._shop.slot_wait_s
+            self._hand_over(slot, replace(built, columns=built.columns | {"queue_s": waited_s}))
+        else:
+            slot.waits_for = ""
+            slot.busy_s += seconds
+            self._end(row, built.job)
 
     def _actor_died(self, slot: _Slot, error: BaseException) -> None:
         self._let_go(slot, error)
@@ -261,7 +273,9 @@ class RayExecutor:
         ended, _ = ray.wait(list(slot.tasks), num_returns=len(slot.tasks), timeout=0) if slot.tasks else ([], [])
         for ref in ended:
             with contextlib.suppress(Exception):  # those that it died with
-                self._proved(slot, ref, *ray.get(ref, timeout=5))
+                row, seconds = ray.get(ref, timeout=5)
+                if not isinstance(row, str):
+                    self._proved(slot, ref, row, seconds)
 
     def _let_go(self, slot: _Slot, error: BaseException) -> None:
         """The job at the head is the one that was running, and is lost; the queued one goes back without a mark."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from farm.config import load_config
 from farm.console import InputError
 from farm.devices import arch_for, device_for, devices_here
 from farm.jobs import Built, Job, Row, Shop, new_run_id
+from farm.quiet import StillBusy
 from generator.spec import spec_from_plain
 from generator.translate.records import Translated, launch_from_plain
 from verifier.children import Limits
@@ -69,8 +71,16 @@ def reproduce(opened: Catalog, row: Row, shop: Shop, measure_s: float = 1.0) -> 
     if device is None:
         after = stages.row_unproven(built, "compiled_unverified", "no device here can run this target")
     else:
-        after = stages.prove(built, shop, device.device)
+        after = _proved(built, shop, device.device)
     return Reproduction(row, after, same)
+
+
+def _proved(built: Built, shop: Shop, device: str) -> Row:
+    while True:
+        try:
+            return stages.prove(built, shop, device)
+        except StillBusy as busy:
+            print(f"waiting: {busy}", file=sys.stderr)
 
 
 def _job(opened: Catalog, row: Row, measure_s: float) -> Job:

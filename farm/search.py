@@ -30,14 +30,16 @@ class Versions:
     translator: str
     harness: str
 
-    def key(self, spec: AttentionSpec, target: str, program: str, rung: int) -> str:
+    def key(self, spec: AttentionSpec, target: str, program: str, rung: int, rivals: tuple[str, ...] | None = None) -> str:
+        """rung: of a search; a later one measures for longer. rivals: those that a plan names: they are part of the answer."""
+        tuning = ({"rung": rung} if rung else {}) | ({"rivals": list(rivals)} if rivals is not None else {})
         return attempt_key(
             spec_hash=spec.hash,
             target=target,
             translator_version=self.translator,
             harness_version=self.harness,
             program_hash=digest_text(program),
-            tuning={"rung": rung} if rung else None,
+            tuning=tuning or None,
         )
 
     def key_without_program(self, spec: AttentionSpec, target: str, author: str) -> str:
@@ -87,7 +89,7 @@ class RuleSearch:
     def _job(self, spec: AttentionSpec, target: str, code: Program, holes: Holes, rung: int, texts: dict[str, str]) -> Job:
         program = print_program(fill(code, holes))
         return Job(
-            key=self.versions.key(spec, target, program, rung),
+            key=self.versions.key(spec, target, program, rung, self.plan.rivals),
             spec=spec,
             target=target,
             program=program,

@@ -20,7 +20,7 @@ from catalog.schema import make_row
 from farm import rows
 from farm.devices import LocalDevice, devices_here, local_device, slot_of
 from farm.jobs import Built, Job, Row, Shop
-from farm.quiet import compiling, measuring
+from farm.quiet import measuring, working
 from farm.variants import load_variants
 from farm.versions import harness_version, translator_version
 from generator.spec import SpecError
@@ -66,7 +66,7 @@ def build(job: Job, shop: Shop) -> Built | Row:
             return row_of(job, shop, columns, no.reason, no.message)
         case Translated() as translated:
             columns |= rows.of_translated(translated, store)
-    with compiling():
+    with working():
         result = compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s), arch=job.arch)
     match result:
         case CompileFailed() as no:
@@ -77,22 +77,26 @@ def build(job: Job, shop: Shop) -> Built | Row:
 
 
 def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
-    """The binary judged and, when it passed, measured beside its rivals."""
+    """The binary judged and, when it passed, measured beside its rivals. Raises `farm.quiet.StillBusy` where somebody else keeps
+    the device for longer than the shop waits; asked again, it goes on from the verdict.
+    """
     _know_variants(shop)
     job, columns = built.job, built.columns | dict(rows.device_columns(device))
     columns |= rows.of_borrowed(built.binary, find_target(job.target).isa, columns["device_name"])
     binary = rows.present(built.binary, rows.artifacts_at(shop.catalog), Path(shop.cache))
     try:
-        verdict = _judged(binary, built, device)
+        with working(slot_of(device), shop.slot_wait_s):
+            verdict = _judged(binary, built, device)
         columns |= rows.of_verdict(verdict)
         if isinstance(verdict, Passed) and shop.sanitize:
             verdict = _sanitized(binary, built, device, columns) or verdict
         if isinstance(verdict, Failed):
             return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
-        started = time.monotonic()
-        with measuring(slot_of(device)):
-            result = measure(binary, built.launch, job.spec, patience=Patience(budget_s=job.measure_s, near=NEAR), device=device)
-        columns["measure_s"] = time.monotonic() - started
+        asked = time.monotonic()
+        with measuring(slot_of(device), shop.slot_wait_s):
+            started = time.monotonic()
+            result = _measured(binary, built, device)
+            columns |= {"measure_s": time.monotonic() - started, "queue_s": columns.get("queue_s", 0.0) + started - asked}
     except SpecError as error:
         return row_of(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
     except NoDevice as error:
@@ -187,6 +191,12 @@ def _sanitized(binary: Binary, built: Built, device: str, columns: dict[str, Any
         return None
     columns |= rows.of_witness(found.witness) | {"sanitizer": found.witness.message}
     return found
+
+
+def _measured(binary: Binary, built: Built, device: str) -> Measurement | Failed:
+    job = built.job
+    patience = Patience(budget_s=job.measure_s, near=NEAR)
+    return measure(binary, built.launch, job.spec, patience=patience, device=device, rivals=job.rivals)
 
 
 def _first(diagnostics: Sequence[Diagnostic]) -> str:

@@ -1,8 +1,8 @@
 """Stages without kernels, for tests of faults and measurements of scale: a candidate is a pause, or a fault on demand.
 
 What a job does is written in its spec's name, as words: `build=0.05` and `prove=1` pause for seconds, `die-build` and `die-prove`
-kill the worker, `reason=wrong_value` ends so, `once` lets a fault happen on the first try only, `child` leaves a process that
-sleeps. Not a benchmark of kernels: its rows hold no real times.
+kill the worker, `reason=wrong_value` ends so, `busy=2` finds the device taken twice, `once` lets a fault happen on the first try
+only, `child` leaves a process that sleeps. Not a benchmark of kernels: its rows hold no real times.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 from catalog.schema import make_row
 from farm.devices import LocalDevice
 from farm.jobs import Built, Job, Row, Shop
+from farm.quiet import StillBusy
 from farm.rules import CPU_FORMS
 from generator.canonical import digest_text
 from generator.translate.records import Launch
@@ -44,6 +45,8 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     _note(shop, "prove", built.job)
     _act("prove", built.job)
     words = _words(built.job)
+    if counts(shop.cache)["prove"][built.job.key] <= int(words.get("busy", 0)):
+        raise StillBusy("process 1 measures on cpu")
     row = row_without_verdict(built.job, words.get("reason", "ok"), "")
     _note(shop, "done", built.job)
     return row

@@ -24,7 +24,7 @@ from farm.guardian import Guardian
 from farm.jobs import Job, Row, Shop, new_run_id
 from farm.places import Place, places_of
 from farm.plan import Plan
-from farm.progress import PlainDisplay, Tally, make_display
+from farm.progress import PlainDisplay, Tally, make_display, waits_of
 from farm.rules import resolved_targets
 from farm.scheduler import Counts, Search, Sweep
 from farm.search import Attempt, Versions
@@ -157,9 +157,15 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay, stat
 
 
 async def _tell(status: StatusFile, display: PlainDisplay, executor: Executor) -> None:
-    """Keeps what `farm status` shows up to date."""
+    """Keeps what `farm status` shows up to date, and says once for each who is waited for."""
+    said: set[str] = set()
     while True:
-        status.write(display.tally.plain() | {"machine": executor.state()})
+        state = executor.state()
+        status.write(display.tally.plain() | {"machine": state})
+        waits = waits_of(state)
+        for who in waits - said:
+            display.note(f"waiting: {who}; one measurement at a time, so that none disturbs another")
+        said = waits
         await asyncio.sleep(1.0)
 
 

@@ -55,10 +55,10 @@ def bound_to_parent(parent: int) -> None:
         os._exit(1)
 
 
-def limit(cpu_s: int, memory_bytes: int) -> None:
-    """Hard limits of CPU seconds and address space; no core dumps, no large files."""
+def limit(cpu_s: int, memory_bytes: int, file_bytes: int = 1 << 20) -> None:
+    """Hard limits of CPU seconds, address space and the size of files; no core dumps."""
     limit_processor(cpu_s)
-    _set_limits(((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, 1 << 20)))
+    _set_limits(((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_FSIZE, file_bytes)))
 
 
 def limit_processor(cpu_s: int) -> None:

@@ -18,16 +18,16 @@ from generator.binding import bind
 from generator.gpus import card_named
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
-from verifier.benchmark import Patience, Progress, disturbed, implausible, near, ratio_interval, stable, timing_of
-from verifier.cuda_rivals import EAGER, FLEX, MASKED, NAMES
+from verifier.benchmark import Patience, Progress, disturbed, implausible, near, ratio_interval, settled, stable, timing_of
+from verifier.cuda_rivals import EAGER, GROUPS, MASKED, NAMES
 from verifier.cuda_timing import CudaTimingSandbox, CudaWorkload, Started
 from verifier.environment import environment
+from verifier.flex_rival import FLEX
 from verifier.gpu import HARD_REASONS, Conditions, conditions_of, use_of
 from verifier.judge import read_binary
 from verifier.physics import Work, gpu_floor_s, sampled_work
 from verifier.records import Binary, Failed, Measurement, Timing, Witness
-from verifier.sandbox import CannotStart
-from verifier.timing import OURS, Refused
+from verifier.timing import OURS
 
 METHOD = "alternating-gpu-1: device events, one stream, fresh values, cold L2"
 #: Above what a matrix product of torch's reaches here: measured again.
@@ -77,11 +77,7 @@ class _Job:
     device: str
     patience: Patience
     rivals: tuple[str, ...]
-    progress: Progress | None
-
-    def say(self, phase: str) -> None:
-        if self.progress is not None:
-            self.progress(phase)
+    say: Progress
 
 
 def rivals_for(spec: AttentionSpec, hurried: bool) -> tuple[str, ...]:
@@ -90,6 +86,11 @@ def rivals_for(spec: AttentionSpec, hurried: bool) -> tuple[str, ...]:
         return NAMES
     plain = not spec.scores and all(rule.name == "causal" for rule in spec.masks)
     return tuple(name for name in NAMES if name not in SLOW_RIVALS and not (name == FLEX and plain))
+
+
+def named_rivals(groups: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The contestants of some of `records.RIVAL_GROUPS`; None stays None."""
+    return None if groups is None else tuple(name for group in groups for name in GROUPS[group])
 
 
 def measure_cuda(
@@ -107,20 +108,11 @@ def measure_cuda(
 
     A wrong answer in a timed call, a time below physics, a throttled or disturbed sample is a Failed. Raises NoDevice.
     """
-    started, patience = time.monotonic(), patience or Patience()
+    patience, say = patience or Patience(), progress or (lambda phase: None)
     bind(launch, spec)
     names = rivals_for(spec, patience.near != float("inf")) if rivals is None else rivals
-    job = _Job(read_binary(binary), launch, spec, device, patience, names, progress)
-    try:
-        result = _measure_once(job, seed)
-        if isinstance(result, Measurement) and result.environment["above_matmul_rate"]:
-            job.say("faster than this device's matrix product: measured again")
-            result = _measure_once(job, seed)
-    except Refused as refused:
-        return Failed(refused.reason, refused.witness, time.monotonic() - started)
-    except CannotStart as error:
-        return Failed("crash", Witness("load", str(error)), time.monotonic() - started)
-    return result
+    job = _Job(read_binary(binary), launch, spec, device, patience, names, say)
+    return settled(lambda: _measure_once(job, seed), say)
 
 
 def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:

@@ -6,12 +6,9 @@ inputs copied out before the timed call and its outputs after it, bands included
 
 from __future__ import annotations
 
-import os
 import random
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -23,6 +20,7 @@ from generator.translate.records import Launch
 from verifier.arena import Arena
 from verifier.checks import Expected, Outputs, check_outputs
 from verifier.cuda_sandbox import CudaSandbox
+from verifier.flex_rival import compiler_environment
 from verifier.inputs import Case, call_view, fresh_seed, slots_of
 from verifier.launch import check_call
 from verifier.records import Witness
@@ -56,12 +54,7 @@ class CudaTimingSandbox(CudaSandbox):
 
     @property
     def environment(self) -> Mapping[str, str]:  # type: ignore[override]
-        """What FlexAttention's compiler makes is kept for the next child."""
-        kept = Path(tempfile.gettempdir()) / f"kernel-farm-rivals-{os.getuid()}"
-        return {
-            **super().environment, "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton"),
-            "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "CUDA_MODULE_LOADING": "LAZY",
-        }  # fmt: skip
+        return {**super().environment, **compiler_environment(), "CUDA_MODULE_LOADING": "LAZY"}
 
     def _more_facts(self) -> dict[str, Any]:
         return {"spec": to_plain(self.spec)}

@@ -118,6 +118,18 @@ class Failed:
 Verdict = Passed | Failed
 
 
+#: What a measurement may be asked to time beside a candidate: torch's own function in all its ways (with the masks as a tensor
+#: where it has none of its own), the same in plain operations, and FlexAttention compiled.
+RIVAL_GROUPS = ("torch-sdpa", "torch-eager", "flex-attention")
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """Why a rival does not take part."""
+
+    why: str
+
+
 @dataclass(frozen=True, slots=True)
 class Timing:
     """Seconds per call of one contestant: samples in the order taken."""

@@ -6,8 +6,7 @@ why; that is a result too. Knows nothing of candidates.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,24 +14,22 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from generator.spec import AttentionSpec
 from verifier import oracle
+from verifier.flex_rival import FLEX, Call, flex
+from verifier.records import Unsupported
 
-#: (q (B, H, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv)) -> O (B, H, Sq, Dv).
-Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: Scores or biases larger than this make a rival "unsupported" rather than the machine swap.
 MEMORY_BYTES = 2 << 30
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True, slots=True)
-class Unsupported:
-    """Why a rival does not take part."""
-
-    why: str
-
-
-def prepare(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> dict[str, Call | Unsupported]:
-    """Every rival by name, ready to be called, or why it is not."""
-    return {name: make(spec, captured) for name, make in RIVALS.items()}
+def prepare(
+    spec: AttentionSpec, captured: Mapping[str, Tensor], groups: Sequence[str] | None = None
+) -> dict[str, Call | Unsupported]:
+    """Rivals by name, ready to be called, or why they are not. groups: of `records.RIVAL_GROUPS`; None: all but FlexAttention,
+    which compiles for long and seldom wins on a CPU.
+    """
+    wanted = ("torch-sdpa", "torch-eager") if groups is None else groups
+    return {name: RIVALS[name](spec, captured) for group in wanted for name in GROUPS[group]}
 
 
 def _sdpa(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Call | Unsupported:
@@ -122,6 +119,13 @@ RIVALS: dict[str, Callable[[AttentionSpec, Mapping[str, Tensor]], Call | Unsuppo
     "torch sdpa, expanded heads": _sdpa_expanded,
     "torch sdpa with a mask": _sdpa_mask,
     "torch eager": _eager,
+    FLEX: lambda spec, captured: flex(spec, captured, "cpu"),
+}
+#: What a plan's `rivals` may name -> contestants here.
+GROUPS = {
+    "torch-sdpa": tuple(name for name in RIVALS if name.startswith("torch sdpa")),
+    "torch-eager": ("torch eager",),
+    "flex-attention": (FLEX,),
 }
 
 

@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from generator.spec import TL_DTYPES, AttentionSpec
 from generator.translate.records import Launch
 from verifier.arena import DTYPES, Arena, Slot
 from verifier.checks import Expected, Outputs, check_outputs
+from verifier.flex_rival import compiler_environment
 from verifier.inputs import Case, Layout, call_view, captured_values, fresh_seed, slots_of
 from verifier.launch import check_call
 from verifier.records import Witness
@@ -35,6 +36,10 @@ MAX_SET_BYTES = 256 << 20
 CHECK_ELEMENTS = 1 << 21
 #: Relative distance of a row from a rival's, over which one of the two is wrong.
 FAR_FROM_RIVAL = {"fp32": 0.002, "fp16": 0.05, "bf16": 0.2}
+#: Seconds that the rivals may take to be made, compiled where they have to be.
+RIVALS_S = 180
+#: Rate of torch's matrix product by dtype and threads, the best that this process saw: other work on the machine only lowers it.
+_MATMUL_FLOPS: dict[tuple[str, int], float] = {}
 #: Calls of a candidate after which its last answer is checked.
 MANY_CALLS = 40
 
@@ -59,11 +64,14 @@ class TimingSandbox(Sandbox):
     """A sandbox whose child holds torch and the rivals; allocator and threads are as in production."""
 
     program = "verifier.timing_child"
-    environment: ClassVar[Mapping[str, str]] = {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}
 
     def __init__(self, binary: bytes, launch: Launch, spec: AttentionSpec, num_threads: int) -> None:
         super().__init__(binary, launch, num_threads, SandboxLimits(start_s=120, run_s=60, cpu_s=1800, memory_bytes=24 << 30))
         self.spec, self.launch, self.num_threads = spec, launch, num_threads
+
+    @property
+    def environment(self) -> Mapping[str, str]:  # type: ignore[override]
+        return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", **compiler_environment()}
 
     def _more_facts(self) -> dict[str, Any]:
         return {"spec": to_plain(self.spec)}
@@ -138,18 +146,33 @@ class Workload:
             for s in self._slots
         }  # fmt: skip
 
-    def start_rivals(self) -> tuple[list[str], dict[str, str], float]:
-        """(names that take part, why the others do not, matrix product rate); each rival's answer is checked once."""
-        facts = self._sandbox.must({"do": "rivals"}, 120).facts
+    def start_rivals(
+        self, groups: Sequence[str] | None = None, near: float = float("inf")
+    ) -> tuple[list[str], dict[str, str], float]:
+        """(names that take part, why the others do not, matrix product rate); each rival's answer is checked once.
+
+        One that a first look finds more than twice `near` times as slow as the fastest takes no part.
+        """
+        facts = self._sandbox.must({"do": "rivals", "groups": groups}, RIVALS_S).facts
         names, unsupported = list(facts["rivals"]), dict(facts["unsupported"])
+        self.handshake_s = sorted(self._go(OURS if not names else names[0], 0, 0).wall_s for _ in range(21))[10]
+        first_look = {name: self.time_batch(name).call_s for name in names}
+        fastest = min(first_look.values(), default=BATCH_S)
         expected = self._expected(0)
         for name in tuple(names):
-            self._sandbox.must({"do": "answer", "who": name, "set": 0}, 60)
-            if (problem := self._rival_problem(expected)) is not None:
+            if first_look[name] > 2 * near * fastest:
+                problem: str | None = f"{first_look[name] / fastest:.1f} times as slow as the fastest rival at first look"
+            else:
+                self._sandbox.must({"do": "answer", "who": name, "set": 0}, 60)
+                problem = self._rival_problem(expected)
+            if problem is not None:
                 names.remove(name)
                 unsupported[name] = problem
-        self._choose_batch(names)
-        return names, unsupported, float(facts["matmul_flops"])
+        if names:
+            self._choose_batch(fastest)
+        key = (self.spec.dtype, self._sandbox.num_threads)
+        rate = _MATMUL_FLOPS[key] = max(_MATMUL_FLOPS.get(key, 0.0), float(facts["matmul_flops"]))
+        return names, unsupported, rate
 
     def _rival_problem(self, expected: Expected) -> str | None:
         """A rival that computes something else is no rival. Its error may be larger than a candidate's: it is not the one
@@ -162,15 +185,11 @@ class Workload:
         finding = check_outputs(Outputs(out, None, {}), loose)
         return None if finding is None else f"gives another answer: {finding.witness.message}"
 
-    def _choose_batch(self, names: list[str]) -> None:
-        self.handshake_s = sorted(self._go(OURS if not names else names[0], 0, 0).wall_s for _ in range(21))[10]
-        if names:
-            self.batch = 1
-            fastest = min(self.time_batch(name).call_s for name in names for _ in range(2))
-            self.batch = max(1, min(self.sets, round(BATCH_S / max(fastest, 1e-6))))
+    def _choose_batch(self, call_s: float) -> None:
+        self.batch = max(1, min(self.sets, round(BATCH_S / max(call_s, 1e-6))))
 
-    def load_candidate(self) -> None:
-        """From here on the candidate's code is in the child."""
+    def load_candidate(self, alone: bool = False) -> None:
+        """From here on the candidate's code is in the child. alone: no rival told how long a call takes."""
         self._sandbox.must({"do": "stop"}, 60)
         self._sandbox.hear_start()
         tensors = [
@@ -181,6 +200,8 @@ class Workload:
         addresses = [[self._arena.address_of(names[t.name]) for t in tensors] for names in self._names]
         self._sandbox.must({"do": "candidate", "addresses": addresses, **self._sandbox.numbers(tensors, scalars)}, 60)
         self._arena.seal()
+        if alone:
+            self._choose_batch(min(self.time_batch(OURS).call_s for _ in range(2)))
         self._timed.clear()
 
     # --------------------------------------------------------------------------------------------------------- timing
@@ -214,9 +235,9 @@ class Workload:
             self._timed.append(result)
         return result
 
-    def wear_out(self) -> None:
+    def wear_out(self, limit_s: float = 2.0) -> None:
         """More calls like the timed ones, until there were many (or time is up): a kernel may be right for its first few only."""
-        deadline, at_least = time.monotonic() + 2.0, len(self._timed) + 4
+        deadline, at_least = time.monotonic() + limit_s, len(self._timed) + 4
         while len(self._timed) * self.batch < MANY_CALLS and (time.monotonic() < deadline or len(self._timed) < at_least):
             self.fresh_values()
             self.time_batch(OURS)

@@ -27,6 +27,8 @@ from verifier.rivals import Call, Unsupported, prepare
 from verifier.sandbox_child import Child, fenced_kernel, read_all
 
 OURS = "ours"
+#: Files that a compiler of rivals may write; from the candidate on, as little as in any sandbox.
+COMPILED_BYTES = 1 << 30
 
 
 class TimingChild(Child):
@@ -46,7 +48,7 @@ class TimingChild(Child):
                 self._sets = [{name: self._tensor(**place) for name, place in one.items()} for one in question["sets"]]
                 return {}
             case "rivals":
-                return self._make_rivals()
+                return self._make_rivals(question["groups"])
             case "candidate":
                 self._make_blocks(question)
                 return {}
@@ -70,9 +72,9 @@ class TimingChild(Child):
         raw = (ctypes.c_char * (span * kind.itemsize)).from_address(self._room.address(address))
         return torch.frombuffer(raw, dtype=kind).as_strided(shape, strides) if span else torch.empty(shape, dtype=kind)
 
-    def _make_rivals(self) -> dict[str, Any]:
+    def _make_rivals(self, groups: list[str] | None) -> dict[str, Any]:
         """Ready, warm, or the reason why not. Everything that torch opens or starts on a first call, it does here."""
-        prepared = prepare(self._spec, self._sets[0])
+        prepared = prepare(self._spec, self._sets[0], groups)
         why_not = {name: rival.why for name, rival in prepared.items() if isinstance(rival, Unsupported)}
         for name, rival in prepared.items():
             if not isinstance(rival, Unsupported):
@@ -100,6 +102,8 @@ class TimingChild(Child):
     def _line_up(self, who: str, first: int, count: int) -> list[Callable[[], object]]:
         """One call on each of the sets first, first + 1, ..."""
         indices = range(first, first + count)
+        if count == 0:  # the way to the child and back is timed
+            return []
         if who == OURS:
             assert self._kernel is not None
             return [partial(self._kernel.run, self._blocks[i]) for i in indices]
@@ -137,7 +141,7 @@ def own_clock() -> float:
 def main(facts: dict[str, Any]) -> None:
     """As `sandbox_child.main`, with the spec among the facts; the candidate is loaded when the first part is told to stop."""
     confine.bound_to_parent(facts["parent"])
-    confine.limit(facts["cpu_s"], facts["memory_bytes"])
+    confine.limit(facts["cpu_s"], facts["memory_bytes"], COMPILED_BYTES)
     channel_handle, arena, binary = facts["handles"]
     channel = socket.socket(fileno=channel_handle)
     fences = {"no_network": confine.no_network()}
@@ -149,6 +153,7 @@ def main(facts: dict[str, Any]) -> None:
         child.serve()  # until told to stop: all that happens before the candidate is in the process
         gc.collect()
         gc.freeze()
+        confine.limit(facts["cpu_s"], facts["memory_bytes"])
         kernel = fenced_kernel(facts, read_all(binary), channel, parallel_pointer(), fences)
         if kernel is not None:
             child.take(kernel)

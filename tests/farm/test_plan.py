@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.plan import PlanError, load_plan, read_plan
+from farm.search import Versions
 
 GOOD = """
 models:
@@ -43,6 +44,15 @@ def test_a_plan_is_every_dtype_shape_and_target() -> None:
     assert str(spec.masks[0]) == "causal(align=bottom_right)"  # defaults are written out, so that equal rules have equal hashes
 
 
+def test_rivals_that_are_named_are_part_of_what_an_attempt_is() -> None:
+    plan = read_plan(GOOD + "rivals: [torch-eager, torch-sdpa, torch-eager]\n", "p.yaml")
+    assert plan.rivals == ("torch-eager", "torch-sdpa") and read_plan(GOOD, "p.yaml").rivals is None
+    assert read_plan(GOOD + "rivals: []\n", "p.yaml").rivals == (), "our own time alone"
+    versions, spec = Versions("t", "h"), next(plan.specs())
+    keys = {versions.key(spec, "cpu", "program", rung, r) for rung in (0, 1) for r in (None, (), plan.rivals)}
+    assert len(keys) == 6
+
+
 def test_the_same_problem_twice_is_one_problem() -> None:
     assert len(list(read_plan(GOOD.replace("[128, 777]", "[128, 128, 777]"), "p").problems())) == 8
 
@@ -69,6 +79,8 @@ WRONG = [
     ("targets:", "author: gpt\ntargets:", "p.yaml:10: author: expected one of rules, llm, llm-direct, found 'gpt'"),
     ("targets:", "tuning: {keep: 1}\ntargets:", "p.yaml:10: tuning.keep: expected a share above 0 and below 1, found 1"),
     ("targets:", "budget: {minutes: soon}\ntargets:", "p.yaml:10: budget.minutes: expected minutes, at least 0, found 'soon'"),
+    ("targets:", "rivals: [torch-sdp]\ntargets:", "p.yaml:10: rivals[0]: expected one of torch-sdpa, torch-eager, flex-attention, found 'torch-sdp'; did you mean 'torch-sdpa'?"),
+    ("targets:", "rivals: torch-sdpa\ntargets:", "p.yaml:10: rivals: expected a list, found 'torch-sdpa'"),
     ("targets:", "variants: nowhere.py\ntargets:", "p.yaml:10: variants: "),
 ]  # fmt: skip
 # ruff: noqa: E501

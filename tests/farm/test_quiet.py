@@ -1,7 +1,8 @@
-"""The lock between compilers and measurements: intervals that must not overlap, do not; nobody waits for ever; death lets go."""
+"""The lock between workers and measurements: intervals that must not overlap, do not; nobody waits for ever; death lets go."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,16 +36,16 @@ def start(kind: str, log: Path, rounds: int) -> subprocess.Popen[bytes]:
 def test_measurements_are_alone_and_are_not_starved(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.touch()
-    compilers = [start("compiling", log, 60) for _ in range(3)]
+    workers = [start("working", log, 60) for _ in range(3)]
     meters = [start("measuring", log, 6) for _ in range(2)]
-    assert all(p.wait(60) == 0 for p in compilers + meters)
+    assert all(p.wait(60) == 0 for p in workers + meters)
     spans = [(k, float(a), float(b)) for k, a, b in (line.split() for line in log.read_text().splitlines())]
     measured = [s for s in spans if s[0] == "measuring"]
     assert len(measured) == 12
     for _, a, b in measured:
         assert sum(x < b and y > a for _, x, y in spans) == 1, "something ran beside a measurement"
-    compiled = [s for s in spans if s[0] == "compiling"]
-    assert any(x < b and y > a for i, (_, a, b) in enumerate(compiled) for _, x, y in compiled[:i]), "compilers run side by side"
+    compiled = [s for s in spans if s[0] == "working"]
+    assert any(x < b and y > a for i, (_, a, b) in enumerate(compiled) for _, x, y in compiled[:i]), "workers run side by side"
     assert max(b for _, _, b in measured) < max(b for _, _, b in compiled), "the gate let measuring in before all compiling ended"
 
 
@@ -58,3 +59,16 @@ def test_a_killed_holder_lets_go(tmp_path: Path) -> None:
     started = time.monotonic()
     with quiet.measuring():
         assert time.monotonic() - started < 5
+
+
+def test_who_waits_for_too_long_is_told_for_whom() -> None:
+    from farm import quiet
+
+    with quiet.measuring():
+        for kind in (quiet.measuring, quiet.working):
+            with pytest.raises(quiet.StillBusy, match=f"process {os.getpid()} measures on cpu"), kind("cpu", patience_s=0.05):
+                pass
+    with quiet.working(), pytest.raises(quiet.StillBusy, match="compile or judge on cpu"), quiet.measuring("cpu", 0.05):
+        pass
+    with quiet.measuring("cpu", 0.05):
+        pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,6 +17,7 @@ from generator.spec import AttentionSpec
 
 actors = pytest.importorskip("farm.actors")
 from farm.nodes import DeviceWish  # noqa: E402
+from farm.progress import waits_of  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
 
 
@@ -97,3 +99,14 @@ def test_workers_are_not_niced(executor: RayExecutor) -> None:
         return os.nice(0)
 
     assert actors.ray.get(niceness.remote(), timeout=60) == os.nice(0)
+
+
+def test_a_device_that_others_keep_busy_is_waited_for_and_loses_no_job(executor: RayExecutor, tmp_path: Path) -> None:
+    futures = [executor.submit(job(1, "busy=3")), executor.submit(job(2))]
+    seen: set[str] = set()
+    while not all(f.done() for f in futures):
+        seen |= waits_of(executor.state())
+        time.sleep(0.005)
+    assert [row["reason_code"] for row in rows(futures)] == ["ok", "ok"]
+    assert seen == {"process 1 measures on cpu"} and not waits_of(executor.state()), "it says who, and no longer than it waits"
+    assert standin.counts(tmp_path)["prove"][job(1).key] == 4 and standin.counts(tmp_path)["build"][job(1).key] == 1

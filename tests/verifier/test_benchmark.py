@@ -1,10 +1,12 @@
 """Timing beside rivals: cheats on the clock and between calls are refused, and the figures add up."""
 
+import os
+
 import pytest
 import torch
 
 from generator.spec import AttentionSpec, Rule
-from verifier import benchmark, physics
+from verifier import benchmark, idleness, physics
 from verifier.benchmark import Patience, measure, quantile, ratio_interval
 from verifier.compile import compile_translated
 from verifier.records import Binary, Failed, Measurement, Timing
@@ -71,8 +73,8 @@ def test_a_result_above_the_machines_own_rate_is_measured_again(timed, monkeypat
 
 
 def _with_a_slow_matmul(start):
-    def slowed(self):
-        names, unsupported, _ = start(self)
+    def slowed(self, *how):
+        names, unsupported, _ = start(self, *how)
         return names, unsupported, 1.0
 
     return slowed
@@ -135,3 +137,50 @@ def test_rivals_compute_what_the_oracle_computes(spec):
     assert "torch eager" in rivals
     for name, call in rivals.items():
         torch.testing.assert_close(call(values["q"], values["k"], values["v"]), reference, rtol=1e-4, atol=1e-4, msg=name)
+
+
+def disturbed_once_then(result):
+    outcomes = [Failed("throttled", benchmark.Witness("rivals alone", "slow")), result]
+    return lambda: outcomes.pop(0)
+
+
+def test_a_disturbed_measurement_waits_says_so_and_is_made_again(monkeypatch):
+    waits, said = [], []
+    monkeypatch.setattr(benchmark, "wait_for_quiet", waits.append)
+    good = Measurement(
+        "m", Timing("ours", (1.0,), 1.0, 1.0, 1.0), (), {}, "", 0.0, 0.0, 0.0, 0.0, 1.0, 1, {"above_matmul_rate": False}
+    )
+    assert benchmark.settled(disturbed_once_then(good), said.append) is good and good.environment["disturbed_before"] == 1
+    assert waits == [benchmark.QUIET_WAIT_S] and "disturbed (slow): measured again" in said[0]
+    failed = Failed("throttled", benchmark.Witness("rivals alone", "slow"))
+    tries = []
+    assert benchmark.settled(lambda: tries.append(1) or failed, said.append) is failed
+    assert len(tries) == benchmark.DISTURBED_TRIES, "a kernel that slows its rivals down is never given a time"
+
+
+def test_quiet_is_waited_for_and_not_for_ever(monkeypatch):
+    seen = iter([2.0, 1.5, 0.1])
+    monkeypatch.setattr(idleness, "busy_cores", lambda: next(seen))
+    monkeypatch.setattr(idleness.time, "sleep", lambda seconds: None)
+    assert idleness.wait_for_quiet(60.0) == 0.1
+    monkeypatch.setattr(idleness, "busy_cores", lambda: 2.0)
+    assert idleness.wait_for_quiet(0.01) == 2.0
+
+
+def test_cores_at_work_are_told():
+    assert 0 <= idleness.busy_cores(0.05) <= (os.cpu_count() or 1) + 0.5
+
+
+def test_a_kernel_may_be_timed_alone(timed):
+    result = timed("good", rivals=())
+    assert isinstance(result, Measurement) and result.rivals == () and result.unsupported == {} and result.best_rival == ""
+
+
+def test_a_rival_that_cannot_win_is_left_out_at_first_look(timed, monkeypatch):
+    start = benchmark.Workload.start_rivals
+    monkeypatch.setattr("verifier.timing.Workload.start_rivals", lambda self, groups, near: start(self, groups, 1e-9))
+    result = timed("good", rivals=("torch-eager",))
+    assert (
+        isinstance(result, Measurement)
+        and "times as slow as the fastest rival at first look" in result.unsupported["torch eager"]
+    )

@@ -14,8 +14,8 @@ from generator.spec import AttentionSpec, Rule
 from verifier import benchmark, cuda_benchmark
 from verifier.benchmark import Patience
 from verifier.cuda_benchmark import measure_cuda, rivals_for
-from verifier.cuda_rivals import mask_mod, score_mod
 from verifier.cuda_timing import CudaTimingSandbox, part_of_captured
+from verifier.flex_rival import mask_mod, score_mod
 from verifier.inputs import Case, captured_values
 from verifier.oracle import Block, apply_scores, visible
 from verifier.physics import gpu_floor_s, sampled_work, work_of
