@@ -1,12 +1,13 @@
 """How far from the float64 answer a kernel may be: twice as far as a plain implementation in the same precision, plus rounding.
 
-The plain implementation keeps scores in float32 and rounds P to the input's dtype. It runs in several orders of summation,
-and the worst counts, so that luck of one order sets no limit. This file compares nothing with a candidate; `verifier.checks`
-does.
+The plain implementation keeps scores in float32 and rounds P to the input's dtype. It runs in several orders of summation and
+with several references, and the worst counts, so that luck of one sets no limit. This file compares nothing with a candidate;
+`verifier.checks` does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,12 +20,14 @@ from verifier.arena import DTYPES
 from verifier.oracle import Block, Reference
 
 #: Changes whenever the rule does; stored with a verdict.
-RULE_ID = "twice-plain-1"
+RULE_ID = "twice-plain-2"
 FACTOR = 2.0
 #: Orders of summation: few rows say little about how far off their sums can be, so they are summed more often.
 FEWEST_ORDERS, MOST_ORDERS, ENOUGH_ROWS, ENOUGH_SCORES = 3, 24, 1024, 1 << 20
 #: Products of more terms than this are not summed one by one.
 MOST_SINGLE_TERMS = 1 << 26
+#: How far below a row's maximum the exponentials' reference may lie: running maxima stay behind by up to 2^8.
+FARTHEST_REFERENCE = 8 * math.log(2)
 #: Half the spacing of numbers near 1.
 UNIT_ROUNDOFF = {torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
@@ -103,6 +106,9 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
     """Attention as one writes it in torch: whole rows of scores, softmax, product.
 
     order 0: sums one after another, as a loop over them has it, which rounds most; 1: as torch sums them; others: shuffled.
+    Order 0 refers the exponentials to each row's maximum, whose weight is then 1 and needs no rounding; the others to any number
+    up to `FARTHEST_REFERENCE` below, so that the largest weight is rounded like the rest, as it is wherever a running maximum
+    stays behind or the product of maximum and scale is rounded.
     Returns O in the spec's dtype (B, H, R, Dv) and LSE (B, H, R) in float32.
     """
     dtype = DTYPES[TL_DTYPES[spec.dtype]]
@@ -114,7 +120,9 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
         dims, keys = dims[torch.randperm(len(dims), generator=shuffle)], keys[torch.randperm(len(keys), generator=shuffle)]
     for block, at in oracle.blocks(spec, tensors, rows):
         where = (block.batch, block.heads.flatten(), at)
-        out[where], lse[where] = _attend(block, tensors, dims, keys, dtype, _one_by_one if order == 0 else torch.matmul)
+        below = FARTHEST_REFERENCE * torch.rand(*out[where].shape[:2], 1, generator=shuffle) if order else torch.zeros(1, 1, 1)
+        product = torch.matmul if order else _one_by_one
+        out[where], lse[where] = _attend(block, tensors, dims, keys, below, dtype, product)
     return out, lse
 
 
@@ -133,6 +141,7 @@ def _attend(
     tensors: Mapping[str, Tensor],
     dims: Tensor,
     keys: Tensor,
+    below: Tensor,
     dtype: torch.dtype,
     product: Callable[[Tensor, Tensor], Tensor],
 ) -> tuple[Tensor, Tensor]:
@@ -147,7 +156,7 @@ def _attend(
     scores = scores.masked_fill(~seen, -torch.inf)
     logits = logits.expand(*scores.shape[:2], -1)
     top = torch.cat([scores, logits], 2).amax(2, keepdim=True)
-    reference = top.masked_fill(top == -torch.inf, 0)
+    reference = top.masked_fill(top == -torch.inf, 0) - below
     weights, other = torch.exp(scores - reference), torch.exp(logits - reference).sum(2, keepdim=True)
     rounded = weights.to(dtype).float()
     total = weights.sum(2, keepdim=True) + other

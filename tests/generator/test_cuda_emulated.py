@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from cuda_emulation import run_emulated
 from dense_attention import attention, random_call
 
@@ -17,6 +18,9 @@ from generator.targets import TARGETS
 from generator.tl.ir import Constant, Hint, Program
 from generator.translate import translate
 from generator.translate.records import Translated
+from verifier.checks import Outputs, check_outputs
+from verifier.inputs import Case
+from verifier.trial import make_trial
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
 
@@ -112,6 +116,17 @@ def test_stages_and_operands_in_registers(tmp_path: Path) -> None:
     """Copies run three places ahead of their readers; Q stays in registers, or is read in every iteration."""
     for resident in ("on", "off"):
         check(spec("bf16", 40, 100, masks=CAUSAL), "sm_80", tmp_path, {"BM": 32, "BN": 16}, stages="2", resident=resident)
+
+
+def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:
+    """Scores near -1e5, a weight near 1 in most rows: the product of maximum and scale is rounded, and with it that weight."""
+    of = spec("fp16", 40, 70, masks=CAUSAL)
+    for seed in (1, 7):
+        trial = make_trial(Case("very negative logits", of, values="negative", seed=seed))
+        call = {n: trial.values[n.lower()].float().numpy() for n in "QKV"}
+        out, lse = run(kernel(of, "sm_80", {"BM": 32, "BN": 32}), of, call, tmp_path)
+        outputs = Outputs(torch.from_numpy(out).half(), torch.from_numpy(lse), {})
+        assert check_outputs(outputs, trial.expected) is None
 
 
 def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> None:

@@ -36,6 +36,16 @@ def test_another_plain_implementation_passes(dtype):
     assert error.rms <= error.limit_rms and error.lse_max <= error.limit_lse_max and error.input_name == "checks"
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_a_weight_near_one_may_be_rounded(dtype):
+    """Rows of one dominant key: a kernel whose reference is not the maximum to the last bit rounds that key's weight."""
+    spec = replace(SPEC, batch=1, seqlen_q=40, seqlen_k=70, dtype=dtype)
+    for seed in range(6):
+        t = make_trial(Case("negative", spec, values="negative", seed=seed))
+        for order in (0, 1, 60, 61):
+            assert finding(t, *plain(t, order)) is None
+
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("factor", [1.02, 0.98, -1.0])
 def test_two_percent_off_fails(dtype, factor):
