@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
@@ -14,43 +15,57 @@ from farm.model_settings import ModelSettings, read_settings
 from farm.plan import Plan
 from farm.rows import artifacts_at
 from farm.search import Attempt, RuleSearch, Versions
-from generator.authors.clients import OpenAIClient, RecordedClient
+from generator.authors.clients import ModelClient, OpenAIClient, RecordedClient
+from generator.authors.endpoint import KEY_VARIABLE, Endpoint
 from generator.authors.transcripts import TranscriptStore
 from generator.spec import AttentionSpec
 
 
 class Author(Protocol):
-    """Solves one problem by attempts; sees their rows."""
+    """Solves one problem by attempts; sees their rows. width: problems worth having open at a time, 0: as the executor likes."""
+
+    @property
+    def width(self) -> int: ...
+
+    def line(self) -> str:
+        """What it is waiting for and what it has cost, for the display; "" where there is nothing to say."""
+        ...
 
     def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> Awaitable[None]: ...
 
 
-def check_author(plan: Plan) -> None:
-    """Raises InputError for options that no author can use, before anything is started."""
+def endpoint_of(plan: Plan) -> Endpoint | None:
+    """Where the plan's model is asked; None where none is. The key leaves the environment: no child of ours has a use for it.
+
+    Raises InputError for options that no author can use, before anything is started.
+    """
     settings = model_settings(plan)
-    if settings is not None and not settings.replay:
-        settings.endpoint()
+    endpoint = None if settings is None or settings.replay else settings.endpoint()
+    os.environ.pop(KEY_VARIABLE, None)
+    return endpoint
 
 
 def model_settings(plan: Plan) -> ModelSettings | None:
     """The plan's settings of a language model; None for the rule author."""
-    return None if plan.author == "rules" else read_settings(plan.author, dict(plan.author_options), plan.budget)
+    return None if plan.author == "rules" else read_settings(plan.author, dict(plan.author_options), plan.budget, plan.prices)
 
 
 @contextlib.asynccontextmanager
-async def author_of(plan: Plan, shop: Shop, versions: Versions, note: Callable[[str], None]) -> AsyncIterator[Author]:
-    """The plan's author, its connections open until the sweep ends."""
+async def author_of(
+    plan: Plan, shop: Shop, versions: Versions, endpoint: Endpoint | None, note: Callable[[str], None]
+) -> AsyncIterator[Author]:
+    """The plan's author, its connections open until the sweep ends. `endpoint` is `endpoint_of(plan)`."""
     settings = model_settings(plan)
     if settings is None:
         yield RuleSearch(plan, versions)
         return
     store = TranscriptStore(transcripts_folder(shop))
     async with contextlib.AsyncExitStack() as stack:
-        client = RecordedClient(store) if settings.replay else OpenAIClient(settings.endpoint(), store)
-        if isinstance(client, OpenAIClient):
-            await stack.enter_async_context(client)
-        ledger = settings.ledger(perhaps_paid=store.unanswered())
-        yield ModelSearch(plan, versions, settings, client, store, artifacts_at(shop.catalog), ledger, note)
+        if endpoint is None:
+            client: ModelClient = RecordedClient(store)
+        else:
+            client = await stack.enter_async_context(OpenAIClient(endpoint, store, note))
+        yield ModelSearch(plan, versions, settings, client, store, artifacts_at(shop.catalog), settings.ledger(), note)
 
 
 def transcripts_folder(shop: Shop) -> Path:

@@ -74,6 +74,11 @@ class Built:
     columns: dict[str, Any]
 
 
+def device_seconds(row: Row) -> float:
+    """How long an attempt had its device: judging and measuring."""
+    return (row.get("verify_s") or 0.0) + (row.get("measure_s") or 0.0)
+
+
 def new_run_id() -> str:
     """Unlike that of every other start; in order of time where clocks agree."""
     return dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S-") + secrets.token_hex(4)

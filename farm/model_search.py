@@ -6,17 +6,21 @@ Sends no request and judges nothing itself: the author asks through its client, 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from catalog.artifacts import Artifacts
+from catalog.errors import StorageError
 from farm import model_feedback
-from farm.jobs import Job, Row
+from farm.compiler_lines import in_tl
+from farm.executors import trouble_of
+from farm.jobs import Job, Row, device_seconds
 from farm.model_settings import ModelSettings
 from farm.plan import Plan
+from farm.scheduler import Stopped
 from farm.search import Attempt, Holes, Versions, fastest_first, order_choices
-from generator.authors.clients import ModelClient
+from generator.authors.clients import ModelClient, OpenAIClient
 from generator.authors.exchange import Exchange
 from generator.authors.ledger import Ledger, Spent
 from generator.authors.llm import Judged, LanguageModelAuthor, Outcome, Style
@@ -29,14 +33,14 @@ from generator.feedback import Feedback
 from generator.spec import AttentionSpec, SpecError
 from generator.targets import find_target
 from generator.tl.checker import parse_and_check
-from generator.tl.fill import fill, hole_choices
+from generator.tl.fill import fill, spread_choices
 from generator.tl.ir import Program
 from generator.tl.printer import print_program
 from verifier.environment import cpu_flags
 from verifier.review import review_apart
 
-#: Reasons that say nothing about a program: the sweep comes back to it.
-_TELLS_NOTHING = "not_judged"
+#: So many choices of a program's holes are looked at; a stranger's program may have any number of them.
+MAX_CHOICES = 128
 
 
 @dataclass
@@ -52,8 +56,28 @@ class ModelSearch:
     ledger: Ledger = field(default_factory=Ledger)
     note: Callable[[str], None] = lambda text: None
 
+    @property
+    def width(self) -> int:
+        """Problems worth having open at a time: while one waits for the model, others may be asked about or judged."""
+        return self.settings.concurrency
+
+    def line(self) -> str:
+        """`NAME: 3 asked, the longest for 41 s; 7 answers, 12,000 tokens in, ...; left of the budget: 1.2 usd`."""
+        sent = list(self.client.waiting.values()) if isinstance(self.client, OpenAIClient) else []
+        parts = [f"{len(sent)} asked, the longest for {time.monotonic() - min(sent):.0f} s"] if sent else []
+        spent = self.ledger.spent
+        parts.append(f"{spent.requests} answers, {spent.in_words()}")
+        if left := ", ".join(f"{amount:,.4g} {name}" for name, amount in self.ledger.remaining().items()):
+            parts.append(f"left of the budget: {left}")
+        if lost := self.store.unsettled() - len(sent):
+            parts.append(f"asked without an answer, perhaps paid: {lost}")
+        return f"{self.settings.model}: {'; '.join(parts)}"
+
     async def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> None:
-        """All proposals for one problem; each one judged is one attempt, or as many as its holes are given values."""
+        """All proposals for one problem; each one judged is one attempt, or as many as its holes are given values.
+
+        Raises Stopped where no other problem can fare better: the budget is spent, or the model has never answered.
+        """
         try:
             prompts = self._prompts(spec, target)
             seeds = await self._seeds(spec, target, attempt) if self.settings.seed_with_rules else []
@@ -64,10 +88,16 @@ class ModelSearch:
         author = LanguageModelAuthor(
             self.client, self.settings.sampling(), prompts, style, self.settings.search(), self.ledger, self.store
         )
-        outcome = await author.run(Evaluator(self, spec, target, attempt).judge, seeds)
+        evaluator = Evaluator(self, spec, target, attempt)
+        outcome = await author.run(evaluator.judge, seeds)
+        if outcome.cause == "budget":
+            self.note(_said(spec, outcome, evaluator.spent))
+            raise Stopped(outcome.stopped)
         if not outcome.judged:
             await attempt(self._job_of_nothing(spec, target, outcome.stopped))
-        self.note(_said(spec, outcome, self.ledger))
+        self.note(_said(spec, outcome, evaluator.spent))
+        if outcome.cause == "unavailable" and not self.ledger.spent.requests:
+            raise Stopped(outcome.stopped)
 
     def _prompts(self, spec: AttentionSpec, target: str) -> TaskPrompts:
         facts = find_target(target, cpu_flags() if target.startswith("cpu") else ())
@@ -99,9 +129,22 @@ class Evaluator:
     target: str
     attempt: Attempt
     rows: dict[str, str] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
 
     async def judge(self, proposal: Proposal) -> Feedback:
-        """Parser and checker, interpreter, then the sweep's stages: the first that finds something wrong speaks."""
+        """Parser and checker, interpreter, then the sweep's stages: the first that finds something wrong speaks.
+
+        A fault of our own that a text brings to light costs this attempt, not the sweep.
+        """
+        self.spent += Spent(1, proposal.tokens_in, proposal.tokens_out, proposal.cost_usd, proposal.model_s)
+        try:
+            return await self._judged(proposal)
+        except (Stopped, StorageError):
+            raise
+        except Exception as error:
+            return model_feedback.of_row(await self._refuse(proposal, "not_run", trouble_of(error)))
+
+    async def _judged(self, proposal: Proposal) -> Feedback:
         if not proposal.text:
             said = "; ".join(proposal.remarks) or "no block tagged `tl` with a program was found in the answer"
             return model_feedback.of_row(await self._refuse(proposal, "author_failed", said))
@@ -119,16 +162,18 @@ class Evaluator:
 
     async def _measure(self, proposal: Proposal, program: Program) -> Feedback:
         """The program with the first few choices of its holes; feedback is the fastest right one's, else the first one's."""
-        choices = order_choices(list(hole_choices(program)))[: self.search.plan.tuning.candidates]
-        rows = await asyncio.gather(*(self.attempt(self._job(proposal, program, holes)) for holes in choices))
+        choices = order_choices(spread_choices(program, MAX_CHOICES))[: self.search.plan.tuning.candidates]
+        jobs = [self._job(proposal, program, holes, first=i == 0) for i, holes in enumerate(choices)]
+        rows = await asyncio.gather(*(self.attempt(job) for job in jobs))
         pairs = list(zip(choices, rows, strict=True))
         best = fastest_first(pairs)
-        row = rows[choices.index(best[0])] if best else rows[0]
-        self.rows[proposal.hash] = row.get("row_id", "")
+        at = choices.index(best[0]) if best else 0
+        self.rows[proposal.hash] = rows[at].get("row_id", "")
         self._count(rows)
-        return model_feedback.of_row(row, self._log(row))
+        return model_feedback.of_row(rows[at], self._compiler_said(rows[at], proposal, choices[at]))
 
-    def _job(self, proposal: Proposal, program: Program, holes: Holes) -> Job:
+    def _job(self, proposal: Proposal, program: Program, holes: Holes, first: bool) -> Job:
+        """An attempt with one choice of the holes. What the answer cost stands in the first one's row, so that sums are true."""
         plan, text = self.search.plan, print_program(fill(program, holes))
         return Job(
             key=self.search.versions.key(self.spec, self.target, text, 0, plan.rivals),
@@ -138,7 +183,7 @@ class Evaluator:
             measure_s=plan.tuning.measure_s,
             rivals=plan.rivals,
             texts={"sketch": proposal.sketch, "code": proposal.text},
-            columns=self._columns(proposal) | {"tuning": holes},
+            columns=self._columns(proposal) | ({} if first else _FREE) | {"tuning": holes},
         )
 
     async def _refuse(self, proposal: Proposal, reason: str, message: str) -> Row:
@@ -183,26 +228,35 @@ class Evaluator:
         stored = (self.search.store.exchange(name) for name in proposal.transcript)
         return tuple(e for e in stored if e is not None)
 
-    def _log(self, row: Row) -> str:
-        name = row.get("log_hash")
+    def _compiler_said(self, row: Row, proposal: Proposal, holes: Holes) -> str:
+        """The compiler's log, the lines of the proposal that it complains of first."""
+        log = self._artifact(row, "log_hash")
+        if not log or not row["reason_code"].startswith("compile"):
+            return log
+        places = in_tl(log, self._artifact(row, "source_hash"), proposal.text, holes)
+        return "\n".join([*places, *(["the compiler's own words:"] if places else []), log])
+
+    def _artifact(self, row: Row, column: str) -> str:
+        name = row.get(column)
         return self.search.artifacts.get(name).decode(errors="replace") if name else ""
 
     def _count(self, rows: list[Row]) -> None:
-        """Compile and device seconds of the attempts into the ledger."""
-        spent = Spent(
-            compile_s=sum(row.get("compile_s") or 0.0 for row in rows),
-            gpu_s=sum((row.get("verify_s") or 0.0) + (row.get("measure_s") or 0.0) for row in rows),
-        )
+        """Compile and device seconds of the attempts into the ledgers, this kernel's and the run's."""
+        spent = Spent(compile_s=sum(row.get("compile_s") or 0.0 for row in rows), gpu_s=sum(map(device_seconds, rows)))
+        self.spent += spent
         self.search.ledger.settle(None, spent)
 
 
-def _said(spec: AttentionSpec, outcome: Outcome, ledger: Ledger) -> str:
-    """One line for the person who watches."""
+#: Columns of the rows that share an answer with another row.
+_FREE = {"tokens_in": 0, "tokens_out": 0, "cost_usd": 0.0, "author_s": 0.0}
+
+
+def _said(spec: AttentionSpec, outcome: Outcome, spent: Spent) -> str:
+    """One line about a kernel for the person who watches: what came of it, and what it cost."""
     right = sum(j.feedback.is_correct for j in outcome.judged)
-    spent = dataclasses.asdict(ledger.spent)
     best = f", best {1e6 * outcome.best.feedback.score_s:,.0f} us" if outcome.best and outcome.best.feedback.score_s else ""
-    money = f", {spent['usd']:.4f} USD" if spent["usd"] else ""
-    return (
-        f"{spec.name or spec}: {len(outcome.judged)} proposals, {right} right{best}; {outcome.stopped}; so far "
-        f"{ledger.spent.tokens:,} tokens{money}, {ledger.spent.model_s:.0f} s of model"
-    )
+    return f"{spec.name or spec}: {_count_of(outcome.judged)}, {right} right{best}; {outcome.stopped}; {spent.in_words()}"
+
+
+def _count_of(judged: Sequence[Judged]) -> str:
+    return f"{len(judged)} proposal" + ("s" if len(judged) != 1 else "")

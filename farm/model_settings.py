@@ -11,7 +11,7 @@ from farm.console import InputError
 from farm.fields import did_you_mean
 from farm.plan import Budget
 from generator.authors import ledger as ledgers
-from generator.authors.clients import Endpoint
+from generator.authors.endpoint import KEY_VARIABLE, Endpoint
 from generator.authors.exchange import Sampling
 from generator.authors.llm import Search, Style
 
@@ -26,7 +26,7 @@ class ModelSettings:
     max_tokens: int = 8192
     token_limit: int = 32768
     temperature: float | None = None
-    seed: int | None = None
+    seed: int | None = 0
     samples: int = 1
     repairs: int = 4
     beam: int = 1
@@ -36,12 +36,11 @@ class ModelSettings:
     concurrency: int = 16
     timeout_s: float = 600.0
     tries: int = 5
-    usd_per_million_in: float = 0.0
-    usd_per_million_out: float = 0.0
     seed_with_rules: bool = False
     replay: bool = False
     _: dataclasses.KW_ONLY
     budget: Budget = field(default_factory=Budget)
+    prices: tuple[tuple[str, ledgers.Price], ...] = ()
 
     def sampling(self) -> Sampling:
         return Sampling(self.model, self.max_tokens, self.temperature, self.seed, self.token_limit)
@@ -49,11 +48,9 @@ class ModelSettings:
     def search(self) -> Search:
         return Search(self.samples, self.repairs, self.beam, self.improvements, self.min_gain, self.patience)
 
-    def ledger(self, perhaps_paid: int = 0) -> ledgers.Ledger:
-        """A ledger with the plan's budget. perhaps_paid: requests of earlier starts that were never answered."""
-        limits = ledgers.Budget(self.budget.usd, self.budget.tokens, self.budget.gpu_s)
-        prices = {self.model: ledgers.Price(self.usd_per_million_in, self.usd_per_million_out)}
-        return ledgers.Ledger(limits, prices, ledgers.Spent(perhaps_paid=perhaps_paid))
+    def ledger(self) -> ledgers.Ledger:
+        """A ledger with the plan's budget and prices."""
+        return ledgers.Ledger(ledgers.Budget(self.budget.usd, self.budget.tokens, self.budget.gpu_s), dict(self.prices))
 
     def endpoint(self) -> Endpoint:
         """Raises InputError where neither a key nor a URL is known."""
@@ -71,13 +68,17 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 STYLES: tuple[Style, ...] = ("two_stage", "one_pass", "direct")
 _LEAST = {"max_tokens": 1, "token_limit": 1024, "samples": 1, "repairs": 0, "beam": 1, "improvements": 0, "patience": 1}
-_LEAST |= {"concurrency": 1, "tries": 1, "timeout_s": 0, "usd_per_million_in": 0, "usd_per_million_out": 0, "min_gain": 0}
+_LEAST |= {"concurrency": 1, "tries": 1, "timeout_s": 0, "min_gain": 0}
 
 
-def read_settings(author: str, options: Mapping[str, Any], budget: Budget) -> ModelSettings:
+def read_settings(
+    author: str, options: Mapping[str, Any], budget: Budget, prices: tuple[tuple[str, ledgers.Price], ...] = ()
+) -> ModelSettings:
     """Checked settings. Raises InputError naming the field, what is allowed and what was found."""
-    fields = {f.name: f for f in dataclasses.fields(ModelSettings) if f.name != "budget"}
+    fields = {f.name: f for f in dataclasses.fields(ModelSettings) if f.name not in ("budget", "prices")}
     for name, value in options.items():
+        if "key" in name.lower():
+            raise InputError(f"author_options.{name}", f"a plan holds no key; set {KEY_VARIABLE} in the environment")
         if name not in fields:
             raise InputError(f"author_options.{name}", f"expected one of {', '.join(fields)}{did_you_mean(name, tuple(fields))}")
         _check(name, value, str(fields[name].type))
@@ -85,7 +86,11 @@ def read_settings(author: str, options: Mapping[str, Any], budget: Budget) -> Mo
         raise InputError(
             "--model", f"the {author} author needs a model's name: --model NAME, or author_options.model in the plan"
         )
-    settings = ModelSettings(**options, budget=budget)
+    settings = ModelSettings(**options, budget=budget, prices=prices)
+    if budget.usd is not None and settings.model not in dict(prices):
+        known = ", ".join(name for name, _ in prices) or "none"
+        cure = f"add `prices: {{{settings.model}: {{in: ..., out: ...}}}}` to the plan, US dollars for a million tokens"
+        raise InputError("--budget-usd", f"no price is known for {settings.model} (the plan's prices: {known}); {cure}")
     if settings.style not in STYLES:
         raise InputError("author_options.style", f"expected one of {', '.join(STYLES)}, found {settings.style!r}")
     if settings.max_tokens >= settings.token_limit:

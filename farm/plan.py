@@ -15,6 +15,7 @@ from typing import Any
 from farm.fields import DocumentError, Problem, Reader, did_you_mean, read_document
 from farm.rules import known_rules, known_targets
 from farm.variants import VariantsError, load_variants
+from generator.authors.ledger import Price
 from generator.spec import TL_DTYPES, AttentionSpec, Rule, SpecError, spec_from_plain
 from verifier.records import RIVAL_GROUPS
 
@@ -106,6 +107,7 @@ class Plan:
     rivals: tuple[str, ...] | None = None  # None: whatever may be the fastest; (): our own time alone
     tuning: Tuning = field(default_factory=Tuning)
     budget: Budget = field(default_factory=Budget)
+    prices: tuple[tuple[str, Price], ...] = ()  # of models, by name
     catalog: str | None = None
     variants: str | None = None  # a Python file with the user's own rules
 
@@ -174,6 +176,7 @@ def _plan(root: Reader, folder: Path) -> Plan | None:
         rivals=root.take("rivals", _rivals),
         tuning=root.take("tuning", _tuning) or Tuning(),
         budget=root.take("budget", _budget) or Budget(),
+        prices=root.take("prices", _prices) or (),
         catalog=root.take("catalog", lambda r: r.text("a folder or a location")),
         variants=variants,
     )
@@ -314,6 +317,23 @@ def _options(reader: Reader) -> tuple[tuple[str, Any], ...]:
             value.expected("a plain value")
         reader.taken.add(name)
     return tuple(sorted((name, r.value) for name, r in reader.value.items()))
+
+
+def _prices(reader: Reader) -> tuple[tuple[str, Price], ...]:
+    """`NAME: {in: 2.5, out: 10}`, US dollars for a million tokens."""
+    if not reader.fields("a model's name: {in: 2.5, out: 10}"):
+        return ()
+    reader.taken |= set(reader.value)
+    found = {name: _price(r) for name, r in reader.value.items()}
+    return tuple(sorted((name, price) for name, price in found.items() if price is not None))
+
+
+def _price(reader: Reader) -> Price | None:
+    if not reader.fields("in, out"):
+        return None
+    amounts = [reader.take(n, lambda r: r.number(0.0, "US dollars for a million tokens"), required=True) for n in ("in", "out")]
+    reader.finish()
+    return Price(*amounts) if None not in amounts else None
 
 
 def _tuning(reader: Reader) -> Tuning | None:

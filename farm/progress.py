@@ -13,6 +13,8 @@ from farm.jobs import Job, Row
 
 #: Problems kept for the closing table; a larger sweep is read with `farm catalog best`.
 TABLE_LIMIT = 500
+#: Where lines are all that a person sees, a sweep that waits for a model says so this often.
+SILENCE_S = 15.0
 
 
 @dataclass(slots=True)
@@ -26,6 +28,7 @@ class Tally:
     best: dict[tuple[str, str], Row] = field(default_factory=dict)
     best_ratio: float = 0.0
     started: float = field(default_factory=time.monotonic)
+    author: Callable[[], str] = lambda: ""  # what a language model is doing and what it has cost
     _recent: list[float] = field(default_factory=list)
 
     @property
@@ -53,6 +56,7 @@ class Tally:
             "rate_per_min": round(self.rate_per_min, 2),
             "left_s": self.left_s,
             "best_ratio": round(self.best_ratio, 3),
+            "author": self.author(),
         }
 
     def add(self, job: Job, row: Row, known: bool) -> None:
@@ -96,16 +100,18 @@ def describe(job: Job, row: Row) -> str:
 
 
 class PlainDisplay:
-    """One line for each attempt that ended: for pipes, files and CI."""
+    """One line for each attempt that ended: for pipes, files and CI. Where nothing ends for a while, what the model is doing."""
 
     def __init__(self, tally: Tally, say: Callable[[str], None]) -> None:
         self.tally, self._say = tally, say
+        self._spoke = time.monotonic()
 
     def planned(self, job: Job) -> None:
         self.tally.planned += 1
 
     def ended(self, job: Job, row: Row) -> None:
         self.tally.add(job, row, known=False)
+        self._spoke = time.monotonic()
         self._say(f"[{self.tally.ended + self.tally.known}/{max(self.tally.expected, self.tally.planned)}] {describe(job, row)}")
 
     def known(self, job: Job, row: Row) -> None:
@@ -113,6 +119,12 @@ class PlainDisplay:
 
     def note(self, text: str) -> None:
         self._say(text)
+
+    def pulse(self) -> None:
+        """Called about once a second."""
+        if time.monotonic() - self._spoke >= SILENCE_S and (line := self.tally.author()):
+            self._say(line)
+            self._spoke = time.monotonic()
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -123,6 +135,9 @@ class PlainDisplay:
 
 class LiveDisplay(PlainDisplay):
     """A few lines that stay at the bottom of a terminal, and the last attempts above them."""
+
+    def pulse(self) -> None:
+        """The lines are up to date anyway."""
 
     def __init__(self, tally: Tally, state: Callable[[], dict[str, Any]]) -> None:
         from rich.console import Console
@@ -158,6 +173,8 @@ class LiveDisplay(PlainDisplay):
         best = f"{tally.best_ratio:.2f}x the rival" if tally.best_ratio else "none yet"
         grid.add_row("best", best)
         grid.add_row("rate", f"{tally.rate_per_min:.1f} attempts a minute, {clock(time.monotonic() - tally.started)} so far")
+        if author := tally.author():
+            grid.add_row("author", author)
         for line in machine_lines(self._state()):
             grid.add_row("machine", line)
         return grid

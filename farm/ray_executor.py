@@ -151,6 +151,8 @@ class RayExecutor:
                 if not self._todo and not self._building and not self._built and not any(s.tasks or s.hello for s in self._slots):
                     self._lock.wait(1.0)
             self._look_at_nodes()
+            for slot in self._slots:
+                self._head_runs(slot)
             self._give_out()
             self._collect()
             self._check_deadlines()
@@ -180,6 +182,8 @@ class RayExecutor:
         while self._todo and len(self._building) < self._num_builders and len(self._built) < self._num_builders + 2 * devices:
             with self._lock:
                 job = self._todo.popleft()
+            if not self._wanted(job):
+                continue
             ref = actors.build.remote(job, self._shop)
             self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S)
         for _ in range(len(self._built)):
@@ -187,6 +191,8 @@ class RayExecutor:
 
     def _place(self, built: Built) -> None:
         """To the least loaded device of its kind; back into the queue while all are busy; a row where there is none."""
+        if not self._wanted(built.job):
+            return
         if built.job.device_key is None:
             self._end(self._stages.row_unproven(built, "compiled_unverified", UNVERIFIED), built.job)
             return
@@ -206,6 +212,26 @@ class RayExecutor:
         if not slot.tasks:
             slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
         slot.tasks[slot.actor.prove.remote(built)] = built
+        self._head_runs(slot)
+
+    def _wanted(self, job: Job) -> bool:
+        """Whether anyone still waits for this job; what nobody waits for is forgotten."""
+        with self._lock:
+            future = self._futures.get(job.key)
+            if future is not None and future.cancelled():
+                del self._futures[job.key]
+                future = None
+        return future is not None
+
+    def _head_runs(self, slot: _Slot) -> None:
+        """The first job of a device is being worked on and cannot be taken back any more; those behind it can."""
+        for i, (ref, built) in enumerate(tuple(slot.tasks.items())):
+            with self._lock:
+                future = self._futures.get(built.job.key)
+            if i == 0 and future is not None and not future.running():
+                future.set_running_or_notify_cancel()
+            elif i > 0 and future is not None and future.cancelled():
+                ray.cancel(ref)
 
     def _collect(self) -> None:
         refs = [*self._building, *(s.hello for s in self._slots if s.hello), *(ref for s in self._slots for ref in s.tasks)]
@@ -236,6 +262,9 @@ class RayExecutor:
     def _heard(self, slot: _Slot, ref: Any) -> None:
         try:
             result = ray.get(ref, timeout=30)
+        except ray.exceptions.TaskCancelledError:
+            self._wanted(slot.tasks.pop(ref).job)
+            return
         except Exception as error:
             self._actor_died(slot, error)
             return

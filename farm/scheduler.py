@@ -7,16 +7,16 @@ as keep the executor busy. The sweep's state is the catalog: what ended there is
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 from catalog.errors import StorageError
 from farm.executors import Executor
-from farm.jobs import Job, Row
+from farm.jobs import Job, Row, device_seconds
 from farm.plan import Budget
 from verifier.records import REASONS
 
@@ -71,7 +71,10 @@ Search = Callable[[Callable[[Job], Awaitable[Row]]], Awaitable[None]]
 
 @dataclass
 class Sweep:
-    """One start of a sweep. `run` ends when every search has ended, or soon after `stop`."""
+    """One start of a sweep. `run` ends when every search has ended, or soon after `stop`.
+
+    width: searches to have open at a time although the executor could not work on so many: those that wait for a model.
+    """
 
     executor: Executor
     sink: Sink
@@ -79,12 +82,16 @@ class Sweep:
     display: Display
     _: KW_ONLY
     budget: Budget = field(default_factory=Budget)
+    width: int = 0
     storage_patience_s: float = 180.0
     interrupted_row: Callable[[Job, str, str], Row] | None = None
     counts: Counts = field(default_factory=Counts)
     stop_reason: str = ""
     _started: float = field(default_factory=time.monotonic)
     _in_hand: dict[str, asyncio.Future[Row]] = field(default_factory=dict)
+    _submitted: set[Future[Row]] = field(default_factory=set)
+    _device_s: float = 0.0
+    _counted: set[str] = field(default_factory=set)
     _stopping: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, searches: Iterable[Search]) -> Counts:
@@ -94,7 +101,7 @@ class Sweep:
         try:
             for search in self._until_stopped(iter(searches)):
                 open_searches.add(asyncio.ensure_future(self._guarded(search)))
-                while len(open_searches) >= max(1, self.executor.capacity):
+                while len(open_searches) >= max(1, self.executor.capacity, self.width):
                     open_searches = await self._some_end(open_searches, stopping)
                     if self._stopping.is_set():
                         break
@@ -117,6 +124,7 @@ class Sweep:
         known = self.ended.get(job.key)
         if known is not None and REASONS[known["reason_code"]] == "final":
             self.counts.known += 1
+            self._count_device(known)
             self.display.known(job, known)
             return known
         first = (known["attempt_no"] if known else 0) + 1
@@ -141,13 +149,35 @@ class Sweep:
 
     async def _try(self, job: Job) -> Row:
         self._admit(job)
+        submitted = self.executor.submit(job)
+        self._submitted.add(submitted)
         try:
-            row = await asyncio.wrap_future(self.executor.submit(job))
+            row = await asyncio.wrap_future(submitted)
         except asyncio.CancelledError:
+            spent = self.stop_reason.startswith("budget") and not self._stopping.is_set()
             if self.interrupted_row is not None:
-                self._write(job, self.interrupted_row(job, "not_run", f"stopped: {self.stop_reason or 'the sweep ended'}"))
+                reason = "budget_stopped" if spent else "not_run"
+                self._write(job, self.interrupted_row(job, reason, f"stopped: {self.stop_reason or 'the sweep ended'}"))
+            if spent:
+                raise Stopped(self.stop_reason) from None
             raise
+        finally:
+            self._submitted.discard(submitted)
+        self._count_device(row)
         return await self._write_patiently(job, row)
+
+    def _count_device(self, row: Row) -> None:
+        """Device seconds of attempts, each counted once. When the budget of them is spent, what waits for a device is let go."""
+        key = row.get("row_id") or row["attempt_key"]
+        limit = self.budget.gpu_s
+        if limit is None or key in self._counted:
+            return
+        self._counted.add(key)
+        self._device_s += device_seconds(row)
+        if self._device_s >= limit and not self.stop_reason:
+            self.stop_reason = f"budget: {self._device_s:.1f} s on the device of {limit:g} are spent"
+            for waiting in tuple(self._submitted):
+                waiting.cancel()  # one that runs goes on to its end
 
     async def _write_patiently(self, job: Job, row: Row) -> Row:
         """A shared folder may be gone for a minute, and a disk full until somebody makes room: the row waits for it."""
@@ -164,7 +194,7 @@ class Sweep:
 
     def _admit(self, job: Job) -> None:
         limit = self.budget.attempts
-        if self._stopping.is_set():
+        if self._stopping.is_set() or self.stop_reason:
             raise Stopped(self.stop_reason)
         if limit is not None and self.counts.planned >= limit:
             self.stop_reason = self.stop_reason or f"budget: {limit} attempts are made"
@@ -191,8 +221,10 @@ class Sweep:
             yield search
 
     async def _guarded(self, search: Search) -> None:
-        with contextlib.suppress(Stopped):
+        try:
             await search(self.attempt)
+        except Stopped as stopped:
+            self.stop_reason = self.stop_reason or str(stopped)
 
     async def _some_end(self, tasks: set[asyncio.Task[None]], stopping: asyncio.Future[Any]) -> set[asyncio.Task[None]]:
         done, waiting = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from catalog.keys import attempt_key
 from farm.jobs import Job, Row
@@ -60,6 +61,13 @@ class RuleSearch:
     versions: Versions
     author: RuleAuthor = field(default_factory=RuleAuthor)
     _winners: dict[tuple[str, str], Holes] = field(default_factory=dict)
+
+    #: As many problems are open as the executor can work on.
+    width: ClassVar[int] = 0
+
+    def line(self) -> str:
+        """Rules cost nothing that is worth a line."""
+        return ""
 
     async def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> None:
         try:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog import store
 from catalog.store import Catalog
-from farm.authors import Author, author_of, check_author
+from farm.authors import Author, author_of, endpoint_of
 from farm.config import Config
 from farm.console import InputError
 from farm.devices import devices_here
@@ -29,6 +29,7 @@ from farm.rules import resolved_targets
 from farm.scheduler import Counts, Search, Sweep
 from farm.search import Attempt, Versions
 from farm.status import StatusFile
+from generator.authors.endpoint import Endpoint
 from generator.canonical import digest
 from generator.spec import AttentionSpec
 from verifier.environment import cores_given
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 #: What is kept in memory of attempts that ended in earlier starts.
 _KNOWN = (
     "row_id", "attempt_key", "attempt_no", "reason_code", "message", "p50_s", "baseline_name", "baseline_p50_s", "ratio_p50",
-    "ratio_low", "ratio_high", "generation",
+    "ratio_low", "ratio_high", "generation", "compile_s", "verify_s", "measure_s",
 )  # fmt: skip
 
 
@@ -65,6 +66,7 @@ class Summary:
     tally: Tally
     wall_s: float
     stop_reason: str
+    author: str = ""  # what a language model has cost
 
     @property
     def stopped_by_signal(self) -> bool:
@@ -89,6 +91,7 @@ class Summary:
             "by_reason": dict(sorted(self.counts.by_reason.items())),
             "wall_s": round(self.wall_s, 3),
             "stop_reason": self.stop_reason,
+            "author": self.author,
             "best": [table_row(row) for row in sorted(self.tally.best.values(), key=_in_table)],
         }
 
@@ -112,7 +115,7 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
         plan = dataclasses.replace(plan, targets=resolved_targets(plan.targets))
     except ValueError as error:
         raise InputError("", str(error)) from None
-    check_author(plan)
+    endpoint = endpoint_of(plan)
     if options.sanitize and options.address == "local":
         check_sanitizer(plan.targets)
     if options.executor == "ray" and options.address != "local":
@@ -130,12 +133,14 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
         with make_display(tally, executor.state, options.quiet) as display:
             interrupted = stages_of(shop).row_without_verdict
             sweep = Sweep(executor, writer, KnownRows(opened), display, budget=plan.budget, interrupted_row=interrupted)
-            counts = asyncio.run(_run(sweep, plan, shop, display, status))
+            counts = asyncio.run(_run(sweep, plan, shop, endpoint, display, status))
     opened.record_run(run_id, sweep_id, counts.planned, counts.known)
-    return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason)
+    return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason, tally.author())
 
 
-async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay, status: StatusFile) -> Counts:
+async def _run(
+    sweep: Sweep, plan: Plan, shop: Shop, endpoint: Endpoint | None, display: PlainDisplay, status: StatusFile
+) -> Counts:
     loop = asyncio.get_running_loop()
 
     def catch_signals() -> None:
@@ -149,7 +154,8 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, display: PlainDisplay, stat
     versions = Versions(translator, harness + ("+sanitizer" if shop.sanitize else ""))  # other attempts than without it
     telling = asyncio.ensure_future(_tell(status, display, sweep.executor))
     try:
-        async with author_of(plan, shop, versions, display.note) as author:
+        async with author_of(plan, shop, versions, endpoint, display.note) as author:
+            display.tally.author, sweep.width = author.line, author.width
             return await sweep.run(_searches(plan, author, sweep.executor))
     finally:
         telling.cancel()
@@ -166,6 +172,7 @@ async def _tell(status: StatusFile, display: PlainDisplay, executor: Executor) -
         for who in waits - said:
             display.note(f"waiting: {who}; one measurement at a time, so that none disturbs another")
         said = waits
+        display.pulse()
         await asyncio.sleep(1.0)
 
 

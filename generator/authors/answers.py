@@ -18,8 +18,13 @@ TAGS: dict[str, tuple[str, ...]] = {
 }
 
 _FENCE = re.compile(r"^[ \t]{0,3}(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>[^`\n]*)$")
-_INVISIBLE = dict.fromkeys([0x00, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF, 0x00AD, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
-_CONTROL = dict.fromkeys([*range(1, 9), 11, 12, *range(14, 32), 127], " ")
+#: Characters that show nothing, turn the direction of what follows, or say something that a person does not see (tag characters).
+_INVISIBLE = dict.fromkeys(
+    [0x00, 0x00AD, 0x034F, 0x061C, 0x180E, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2060, 0x2070)]
+    + [*range(0xFE00, 0xFE10), *range(0xFFF9, 0xFFFC), *range(0xE0000, 0xE0200)]
+)
+#: Control characters of both sets, and separators that are line ends to some programs and none to others.
+_CONTROL = dict.fromkeys([*range(1, 9), 11, 12, *range(14, 32), *range(127, 160), 0x2028, 0x2029], " ")
 
 
 @dataclass(frozen=True, slots=True)

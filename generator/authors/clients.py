@@ -7,25 +7,30 @@ record or representation.
 from __future__ import annotations
 
 import asyncio
-import json
-import os
+import dataclasses
 import random
+import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import httpx2
 import openai
 
-from generator.authors.answers import estimate_tokens
+from generator.authors.endpoint import KEY_VARIABLE, Endpoint
 from generator.authors.exchange import Answer, Exchange, ModelUnavailable, Request
+from generator.authors.replies import NotACompletion, read_completion, short
 from generator.authors.transcripts import TranscriptStore
-
-#: Bytes of one reply, headers excluded: the largest context of today's models is a tenth of it.
-MAX_REPLY_BYTES = 16 << 20
+from generator.authors.transport import BoundedTransport, TooLarge
 
 RETRIED_STATUS = (408, 409, 425, 429)
+
+#: Parameters that some servers refuse, by name in an error of status 400 or 422; a refused one is left out from then on.
+#: `max_tokens` is then sent under its newer name.
+_OPTIONAL = ("max_tokens", "seed", "temperature")
+_REFUSES = re.compile(
+    r"unsupported|not support|unrecogni[sz]ed|unknown|unexpected|not permitted|not allowed|forbidden|invalid param"
+)
 
 
 class ModelClient(Protocol):
@@ -34,82 +39,24 @@ class ModelClient(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Endpoint:
-    """Where a model is asked. The key comes from the environment only; `repr` does not show it.
-
-    timeout_s bounds one try from connecting to the last byte; concurrency bounds requests in flight; tries counts the first one.
-    """
-
-    base_url: str | None = None
-    api_key: str = field(default="", repr=False)
-    timeout_s: float = 600.0
-    concurrency: int = 16
-    tries: int = 5
-    backoff_s: float = 1.0
-    max_backoff_s: float = 60.0
-
-    @staticmethod
-    def from_environment(base_url: str | None = None, **settings: Any) -> Endpoint:
-        """OPENAI_BASE_URL and OPENAI_API_KEY; a local server that wants no key gets a placeholder."""
-        url = base_url or os.environ.get("OPENAI_BASE_URL") or None
-        key = os.environ.get("OPENAI_API_KEY", "")
-        if not key and url is None:
-            raise ValueError(
-                "no model endpoint: set OPENAI_API_KEY for a hosted model, or --base-url for your own server (vLLM, Ollama, ...)"
-            )
-        return Endpoint(url, key or "none", **settings)
-
-
-class _TooLarge(httpx2.TransportError):
-    """A reply longer than MAX_REPLY_BYTES."""
-
-
-class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream) -> None:
-        self._stream = stream
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        seen = 0
-        async for chunk in self._stream:
-            seen += len(chunk)
-            if seen > MAX_REPLY_BYTES:
-                raise _TooLarge(f"the reply is longer than {MAX_REPLY_BYTES >> 20} MiB")
-            yield chunk
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _BoundedTransport(httpx2.AsyncHTTPTransport):
-    """Bounds every reply, error pages too, and refuses compressed ones: a bomb could unpack to any size."""
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        request.headers["accept-encoding"] = "identity"
-        response = await super().handle_async_request(request)
-        if response.headers.get("content-encoding", "identity") != "identity":
-            await response.aclose()
-            raise httpx2.TransportError("the reply is compressed although none was asked for")
-        assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream)
-        return response
-
-
 class OpenAIClient:
     """Asks an endpoint: bounded concurrency, retries with backoff, answers stored before they are returned.
 
-    Use as an async context manager. `on_try(request)` is called before each try is sent.
+    Use as an async context manager. tell: where waits and retries are said, a line each. waiting: when each request in flight was
+    sent (seconds of time.monotonic), for who watches.
     """
 
     def __init__(
-        self, endpoint: Endpoint, store: TranscriptStore | None = None, on_try: Callable[[Request], None] | None = None
+        self, endpoint: Endpoint, store: TranscriptStore | None = None, tell: Callable[[str], None] = lambda line: None
     ) -> None:
         self.endpoint = endpoint
+        self.waiting: dict[int, float] = {}
         self._store = store
-        self._on_try = on_try
+        self._tell = tell
+        self._refused: set[str] = set()
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         limits = httpx2.Limits(max_connections=endpoint.concurrency, max_keepalive_connections=endpoint.concurrency)
-        transport = _BoundedTransport(limits=limits, trust_env=True)
+        transport = BoundedTransport(limits=limits, trust_env=True)
         http = httpx2.AsyncClient(transport=transport, timeout=endpoint.timeout_s, follow_redirects=False)
         self._client = openai.AsyncOpenAI(api_key=endpoint.api_key, base_url=endpoint.base_url, max_retries=0, http_client=http)
 
@@ -124,24 +71,24 @@ class OpenAIClient:
         if self._store is not None and (known := self._store.get(request)) is not None:
             return known
         async with self._slots:
-            answer = await self._with_retries(request)
-        exchange = Exchange(request, answer)
-        if self._store is not None:
-            self._store.put(exchange)
-        return exchange
+            return await self._with_retries(request)
 
-    async def _with_retries(self, request: Request) -> Answer:
+    async def _with_retries(self, request: Request) -> Exchange:
+        perhaps_paid = 0
         for attempt in range(1, self.endpoint.tries + 1):
-            if self._store is not None:
-                self._store.mark_asked(request)
-            if self._on_try is not None:
-                self._on_try(request)
             try:
-                return await self._once(request, attempt)
-            except _Retry as retry:
-                if attempt == self.endpoint.tries:
-                    raise ModelUnavailable(f"{retry} (tried {attempt} times)", transient=True, tries=attempt) from None
-                await asyncio.sleep(self._pause(attempt, retry.after_s))
+                return await self._try(request, attempt)
+            except _Failed as failed:
+                perhaps_paid += failed.perhaps_paid
+                message = self.endpoint.without_key(str(failed))
+                if not failed.again or attempt == self.endpoint.tries:
+                    tried = f" (tried {attempt} times)" if attempt > 1 else ""
+                    raise ModelUnavailable(
+                        message + tried, transient=failed.again, tries=attempt, perhaps_paid=perhaps_paid
+                    ) from None
+                pause = self._pause(attempt, failed.after_s)
+            self._tell(f"{message}; asking again in {pause:.0f} s (try {attempt + 1} of {self.endpoint.tries})")
+            await asyncio.sleep(pause)
         raise ModelUnavailable("no try is allowed: tries must be at least 1", transient=False)
 
     def _pause(self, attempt: int, asked_s: float | None) -> float:
@@ -149,23 +96,84 @@ class OpenAIClient:
         backoff = self.endpoint.backoff_s * 2 ** (attempt - 1) * (0.5 + random.random() / 2)
         return min(max(backoff, asked_s or 0.0), self.endpoint.max_backoff_s)
 
-    async def _once(self, request: Request, attempt: int) -> Answer:
+    async def _try(self, request: Request, attempt: int) -> Exchange:
+        """One try, on record before it is sent. What was certainly not answered is struck off; the rest may be on the bill."""
+        mark = self._store.mark_asked(request) if self._store is not None else None
         start = time.monotonic()
+        self.waiting[id(request)] = start
         try:
             async with asyncio.timeout(self.endpoint.timeout_s):
-                raw = await self._client.chat.completions.with_raw_response.create(**_parameters(request))
-                body = raw.http_response.content
+                body = await self._send(request)
+            answer = self._clean(read_completion(body, request, time.monotonic() - start, attempt))
         except TimeoutError:
-            raise _Retry(f"no answer within {self.endpoint.timeout_s:g} s") from None
-        except openai.APITimeoutError:
-            raise _Retry(f"no answer within {self.endpoint.timeout_s:g} s") from None
-        except openai.APIConnectionError as error:
-            raise _connection_failure(error, self.endpoint) from None
-        except openai.APIStatusError as error:
-            raise _status_failure(error) from None
-        except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as error:
-            raise ModelUnavailable(f"the request failed: {_short(str(error))}", transient=False, tries=attempt) from None
-        return read_completion(body, request, time.monotonic() - start, attempt)
+            raise _Failed(f"no answer within {self.endpoint.timeout_s:g} s", again=True, perhaps_paid=True) from None
+        except NotACompletion as error:
+            raise _Failed(str(error), again=True, perhaps_paid=True) from None
+        except _Failed as failed:
+            if self._store is not None and mark is not None and not failed.perhaps_paid:
+                self._store.settle(mark)
+            raise
+        finally:
+            self.waiting.pop(id(request), None)
+        exchange = Exchange(request, answer)
+        if self._store is not None:
+            self._store.put(exchange, mark)
+        return exchange
+
+    async def _send(self, request: Request) -> bytes:
+        """The body of a reply with status 200. Raises _Failed."""
+        while True:
+            parameters = self._parameters(request)
+            try:
+                raw = await self._client.chat.completions.with_raw_response.create(**parameters)
+                return raw.http_response.content
+            except openai.APIStatusError as error:
+                if not self._adapted(error, parameters):
+                    raise _of_status(error) from None
+            except openai.APITimeoutError:
+                raise TimeoutError from None
+            except openai.APIConnectionError as error:
+                raise self._of_connection(error) from None
+            except (openai.OpenAIError, httpx2.HTTPError, httpx2.InvalidURL) as error:
+                raise _Failed(f"the request failed: {short(str(error))}", again=False, perhaps_paid=False) from None
+
+    def _parameters(self, request: Request) -> dict[str, Any]:
+        limit = "max_completion_tokens" if "max_tokens" in self._refused else "max_tokens"
+        optional: dict[str, Any] = {"temperature": request.temperature}
+        optional["seed"] = None if request.seed is None else request.seed + request.sample
+        return {
+            "model": request.model,
+            "messages": [{"role": m.role, "content": m.content} for m in request.messages],
+            "stream": False,
+            limit: request.max_tokens,
+            **{name: value for name, value in optional.items() if value is not None and name not in self._refused},
+        }
+
+    def _adapted(self, error: openai.APIStatusError, parameters: dict[str, Any]) -> bool:
+        """Whether the server refuses a parameter that it can be asked without; each is found out once."""
+        said = short(str(error.body or error.message), 2000).lower()
+        if error.status_code not in (400, 422) or not _REFUSES.search(said):
+            return False
+        for name in _OPTIONAL:
+            if name in parameters and re.search(rf"\b{name}\b", said):
+                self._refused.add(name)
+                self._tell(f"the endpoint does not take {name}: asked without it")
+                return True
+        return False
+
+    def _of_connection(self, error: openai.APIConnectionError) -> _Failed:
+        cause = error.__cause__
+        if isinstance(cause, TooLarge):
+            return _Failed(str(cause), again=False, perhaps_paid=True)
+        never_sent = isinstance(cause, httpx2.ConnectError | httpx2.UnsupportedProtocol)
+        what = "no connection to" if never_sent else "the connection broke to"
+        return _Failed(f"{what} {self.endpoint.place}: {short(str(cause or error))}", again=True, perhaps_paid=not never_sent)
+
+    def _clean(self, answer: Answer) -> Answer:
+        blotted = {
+            name: self.endpoint.without_key(getattr(answer, name)) for name in ("text", "refusal", "model", "finish_reason")
+        }
+        return dataclasses.replace(answer, **blotted)
 
 
 class RecordedClient:
@@ -194,93 +202,26 @@ class ScriptedClient:
         return Exchange(request, await self._answer(request))
 
 
-class _Retry(Exception):
-    def __init__(self, message: str, after_s: float | None = None) -> None:
+class _Failed(Exception):
+    """One try without an answer. again: another may help; perhaps_paid: the model may have worked for it all the same."""
+
+    def __init__(self, message: str, *, again: bool, perhaps_paid: bool, after_s: float | None = None) -> None:
         super().__init__(message)
-        self.after_s = after_s
+        self.again, self.perhaps_paid, self.after_s = again, perhaps_paid, after_s
 
 
-def _parameters(request: Request) -> dict[str, Any]:
-    parameters: dict[str, Any] = {
-        "model": request.model,
-        "messages": [{"role": m.role, "content": m.content} for m in request.messages],
-        "max_tokens": request.max_tokens,
-        "stream": False,
-    }
-    if request.temperature is not None:
-        parameters["temperature"] = request.temperature
-    if request.seed is not None:
-        parameters["seed"] = request.seed + request.sample
-    return parameters
-
-
-def read_completion(body: bytes, request: Request, seconds: float, tries: int = 1) -> Answer:
-    """A chat completion's JSON as an Answer: the first choice, every field checked, none trusted.
-
-    Raises ModelUnavailable for anything that is not a chat completion.
-    """
-    try:
-        reply = json.loads(body)
-        choice = reply["choices"][0]
-        message = choice["message"]
-        content, refusal = message.get("content"), message.get("refusal")
-    except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
-        raise _Retry(f"the reply is not a chat completion: {_short(body[:400].decode('utf-8', 'replace'))}") from None
-    text = _text_of(content)
-    usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
-    tokens_in, tokens_out = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
-    estimated = tokens_in is None or tokens_out is None
-    return Answer(
-        text=text,
-        finish_reason=str(choice.get("finish_reason"))[:40],
-        tokens_in=tokens_in if tokens_in is not None else sum(estimate_tokens(m.content) for m in request.messages),
-        tokens_out=tokens_out if tokens_out is not None else estimate_tokens(text),
-        tokens_estimated=estimated,
-        model=str(reply.get("model", request.model))[:200],
-        seconds=round(seconds, 6),
-        tries=tries,
-        refusal=refusal[:2000] if isinstance(refusal, str) else "",
-    )
-
-
-def _text_of(content: object) -> str:
-    """A message's content: a string, or parts of which the text ones count (some servers send those)."""
-    if isinstance(content, str):
-        return content.encode("utf-8", "replace").decode()
-    if isinstance(content, list):
-        return (
-            "".join(p["text"] for p in content if isinstance(p, dict) and isinstance(p.get("text"), str))
-            .encode("utf-8", "replace")
-            .decode()
-        )
-    return ""
-
-
-def _count(value: object) -> int | None:
-    """A token count that can be true: a whole number from 0 to a billion."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9 else None
-
-
-def _short(text: str, limit: int = 300) -> str:
-    text = " ".join(text.split())
-    return text if len(text) <= limit else text[: limit - 1] + "…"
-
-
-def _connection_failure(error: openai.APIConnectionError, endpoint: Endpoint) -> Exception:
-    cause = error.__cause__
-    if isinstance(cause, _TooLarge):
-        return ModelUnavailable(str(cause), transient=False)
-    where = endpoint.base_url or "the default endpoint"
-    return _Retry(f"no connection to {where}: {_short(str(cause or error))}")
-
-
-def _status_failure(error: openai.APIStatusError) -> Exception:
-    message = f"the endpoint answered {error.status_code}: {_short(error.message)}"
+def _of_status(error: openai.APIStatusError) -> _Failed:
+    message = f"the endpoint answered {error.status_code}: {short(error.message)}"
     if error.status_code in RETRIED_STATUS or error.status_code >= 500:
-        return _Retry(message, _retry_after(error.response.headers.get("retry-after")))
-    cures = {401: "check OPENAI_API_KEY", 403: "the key may not use this model", 404: "check --model and --base-url"}
+        after_s = _retry_after(error.response.headers.get("retry-after"))
+        return _Failed(message, again=True, perhaps_paid=False, after_s=after_s)
+    cures = {
+        401: f"check {KEY_VARIABLE}",
+        403: "the key may not use this model",
+        404: "check --model, and --base-url, which usually ends in /v1",
+    }
     cure = cures.get(error.status_code)
-    return ModelUnavailable(message + (f"; {cure}" if cure else ""), transient=False)
+    return _Failed(message + (f"; {cure}" if cure else ""), again=False, perhaps_paid=False)
 
 
 def _retry_after(header: str | None) -> float | None:

@@ -65,12 +65,16 @@ class Exchange:
 
 
 class ModelUnavailable(RuntimeError):
-    """No answer could be had. `transient`: asking again later may help. The message never holds the key."""
+    """No answer could be had. `transient`: asking again later may help. The message never holds the key.
 
-    def __init__(self, message: str, *, transient: bool, tries: int = 1) -> None:
+    perhaps_paid: tries among `tries` for which the model may have worked although no answer came back.
+    """
+
+    def __init__(self, message: str, *, transient: bool, tries: int = 1, perhaps_paid: int = 0) -> None:
         super().__init__(message)
         self.transient = transient
         self.tries = tries
+        self.perhaps_paid = perhaps_paid
 
 
 def request_from_plain(plain: dict[str, Any]) -> Request:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -40,7 +41,9 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Sums so far. `perhaps_paid` counts requests that were sent and never answered: they may be on the bill."""
+    """Sums: of an attempt, of a search, or of a run. Requests that were never answered are not in them; the transcript store
+    knows those (`TranscriptStore.unsettled`).
+    """
 
     requests: int = 0
     tokens_in: int = 0
@@ -49,7 +52,6 @@ class Spent:
     model_s: float = 0.0
     compile_s: float = 0.0
     gpu_s: float = 0.0
-    perhaps_paid: int = 0
 
     def __add__(self, other: Spent) -> Spent:
         return Spent(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -58,13 +60,21 @@ class Spent:
     def tokens(self) -> int:
         return self.tokens_in + self.tokens_out
 
+    def in_words(self) -> str:
+        """`1,200 tokens in, 400 out, 0.0131 USD, 12 s of model, 3 s of compiling, 8 s on the device`."""
+        parts = [f"{self.tokens_in:,} tokens in, {self.tokens_out:,} out"]
+        parts += [f"{self.usd:.4f} USD"] * bool(self.usd)
+        seconds = ((self.model_s, "of model"), (self.compile_s, "of compiling"), (self.gpu_s, "on the device"))
+        return ", ".join(parts + [f"{s:,.0f} s {what}" for s, what in seconds if s >= 0.5])
+
 
 @dataclass
 class Ledger:
     """The one mutable book of a run; safe to use from several threads.
 
     `admit` is asked before work starts and reserves the work's upper bound, so that no two workers spend the same last dollar:
-    what a worker overshoots is at most what its one attempt in flight costs beyond its estimate.
+    what a worker overshoots is at most what its one attempt in flight costs beyond its estimate. `reserve` waits while others
+    hold what may turn out not to be spent.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -73,6 +83,7 @@ class Ledger:
     _reserved: dict[int, Spent] = field(default_factory=dict, repr=False)
     _next: int = field(default=0, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+    _waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list, repr=False)
 
     def price(self, model: str) -> Price:
         return self.prices.get(model, Price())
@@ -87,12 +98,32 @@ class Ledger:
             self._reserved[self._next] = estimate
             return self._next
 
+    async def reserve(self, estimate: Spent) -> int | None:
+        """A reservation, as soon as work in flight leaves room for it; None once the budget itself is spent."""
+        waiter = (asyncio.get_running_loop(), asyncio.Event())
+        while (reservation := self.admit(estimate)) is None:
+            with self._lock:
+                if exceeded(self.budget, self.spent) is not None or not self._reserved:
+                    return None
+                waiter[1].clear()
+                self._waiters.append(waiter)
+            await waiter[1].wait()
+        return reservation
+
     def settle(self, reservation: int | None, actual: Spent) -> None:
         """The reserved work is over and cost `actual`."""
         with self._lock:
             if reservation is not None:
                 self._reserved.pop(reservation, None)
             self.spent = self.spent + actual
+            waiters, self._waiters = self._waiters, []
+        for loop, event in waiters:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+
+    def estimate(self, model: str, tokens_in: int, tokens_out: int) -> Spent:
+        """What an answer of so many tokens would cost, as an entry that `admit` takes."""
+        return Spent(0, tokens_in, tokens_out, self.price(model).usd(tokens_in, tokens_out))
 
     def add_answer(self, model: str, answer: Answer) -> Spent:
         """What one answer cost, as an entry that `settle` takes."""

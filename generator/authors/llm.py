@@ -11,11 +11,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from generator.authors.answers import Extracted, extract
+from generator.authors.answers import MAX_BLOCK_CHARS, Extracted, clean, estimate_tokens, extract
 from generator.authors.clients import ModelClient
 from generator.authors.exchange import Exchange, Message, ModelUnavailable, Request, Sampling
 from generator.authors.ledger import Ledger, Spent
-from generator.authors.prompting import TaskPrompts, fit_messages
+from generator.authors.prompting import PromptTooLong, TaskPrompts, fit_messages
 from generator.authors.proposal import Proposal
 from generator.feedback import Feedback
 
@@ -59,13 +59,18 @@ class Judged:
     feedback: Feedback
 
 
+#: Why a search ended: its rounds or gains did, the budget is spent, the model gave no answer, a prompt did not fit its limit.
+Cause = Literal["done", "budget", "unavailable", "prompt"]
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Everything proposed, in the order judged; the fastest right one; why the search ended."""
+    """Everything proposed, in the order judged; the fastest right one; why the search ended, in words and by kind."""
 
     judged: tuple[Judged, ...]
     best: Judged | None
     stopped: str
+    cause: Cause = "done"
 
 
 class _BudgetSpent(Exception):
@@ -95,17 +100,13 @@ class LanguageModelAuthor:
     async def run(self, evaluate: Evaluate, seeds: Sequence[Judged] = ()) -> Outcome:
         """Search until the rounds, the budget or the gains end. `seeds` are right programs of other authors to start from."""
         judged: list[Judged] = []
-        stopped = "all rounds done"
         try:
-            chains = [self._first_answers(evaluate, judged, sample) for sample in range(self.search.samples)]
-            await _gather(chains)
-            stopped = await self._improve(evaluate, judged, list(seeds))
+            broken = await _gather([self._first_answers(evaluate, judged, sample) for sample in range(self.search.samples)])
+            stopped, cause = await self._improve(evaluate, judged, list(seeds), broken)
         except _BudgetSpent as spent:
-            stopped = str(spent)
-        except ModelUnavailable as error:
-            stopped = f"model unavailable: {error}"
+            stopped, cause = str(spent), "budget"
         right = [*seeds, *(j for j in judged if j.feedback.is_correct)]
-        return Outcome(tuple(judged), _fastest(right), stopped)
+        return Outcome(tuple(judged), _fastest(right), stopped, cause)
 
     # ------------------------------------------------------------------------------------------------ first answers
 
@@ -116,8 +117,8 @@ class LanguageModelAuthor:
             return
         asked = (system, Message("user", self.prompts.sketch))
         exchange = await self._ask(asked, sample)
-        sketch = extract(exchange.answer.text).get("sketch") or exchange.answer.text
-        messages = (*asked, Message("assistant", exchange.answer.text), Message("user", self.prompts.code))
+        sketch = extract(exchange.answer.text).get("sketch") or clean(exchange.answer.text)[:MAX_BLOCK_CHARS]
+        messages = (*asked, _said_by_model(exchange), Message("user", self.prompts.code))
         await self._mend(evaluate, judged, messages, sample, sketch, (exchange,))
 
     async def _mend(
@@ -140,25 +141,30 @@ class LanguageModelAuthor:
             if feedback.is_correct or feedback.kind == "not_judged":
                 return
             before, parent = (exchange,), proposal.hash
-            messages = (*messages[:2], Message("assistant", exchange.answer.text), Message("user", self.prompts.repair(feedback)))
+            messages = (*messages[:2], _said_by_model(exchange), Message("user", self.prompts.repair(feedback)))
 
     # ------------------------------------------------------------------------------------------------- improvements
 
-    async def _improve(self, evaluate: Evaluate, judged: list[Judged], seeds: list[Judged]) -> str:
+    async def _improve(
+        self, evaluate: Evaluate, judged: list[Judged], seeds: list[Judged], broken: Exception | None
+    ) -> tuple[str, Cause]:
+        """Rounds of asking for faster programs. `broken` is what ended a chain of first answers early, if anything did."""
         stale = 0
         for round_ in range(self.search.improvements):
             right = [*seeds, *(j for j in judged if j.feedback.is_correct)]
             best = _fastest(right)
             if best is None:
-                return "no right program to improve"
-            chains = [self._faster(evaluate, judged, j, round_, i) for i, j in enumerate(_beam(right, self.search.beam))]
-            await _gather(chains)
+                return _ended(broken, "no right program to improve")
+            beam = _beam(right, self.search.beam)
+            broken = await _gather([self._faster(evaluate, judged, j, round_, i) for i, j in enumerate(beam)])
             now = _fastest([*seeds, *(j for j in judged if j.feedback.is_correct)])
             assert now is not None
             stale = 0 if _time(now) < _time(best) * (1 - self.search.min_gain) else stale + 1
+            if broken is not None:
+                return _ended(broken, "")
             if stale >= self.search.patience:
-                return f"no gain of {self.search.min_gain:.0%} in {stale} round{'s' if stale > 1 else ''}"
-        return "all rounds done"
+                return f"no gain of {self.search.min_gain:.0%} in {stale} round{'s' if stale > 1 else ''}", "done"
+        return _ended(broken, "all rounds done")
 
     async def _faster(self, evaluate: Evaluate, judged: list[Judged], base: Judged, round_: int, rank: int) -> None:
         system = Message("system", self.prompts.system)
@@ -174,20 +180,15 @@ class LanguageModelAuthor:
         sampling = self.sampling
         fitted = fit_messages(messages, sampling.token_limit - sampling.max_tokens)
         request = Request(sampling.model, fitted, sampling.max_tokens, sampling.temperature, sampling.seed, sample)
-        reservation = self.ledger.admit(Spent(tokens_out=sampling.max_tokens))
+        tokens_in = sum(estimate_tokens(m.content) for m in fitted)
+        reservation = await self.ledger.reserve(self.ledger.estimate(sampling.model, tokens_in, sampling.max_tokens))
         if reservation is None:
-            raise _BudgetSpent(self.ledger.exhausted() or "budget: held by work in flight")
+            raise _BudgetSpent(self.ledger.exhausted() or "budget: spent")
         spent = Spent()
         try:
             exchange = await self.client.ask(request)
             spent = self.ledger.add_answer(sampling.model, exchange.answer)
             return exchange
-        except ModelUnavailable as error:
-            spent = Spent(perhaps_paid=error.tries)
-            raise
-        except asyncio.CancelledError:
-            spent = Spent(perhaps_paid=1)
-            raise
         finally:
             self.ledger.settle(reservation, spent)
 
@@ -215,15 +216,23 @@ class LanguageModelAuthor:
         )
 
     async def _evaluate(self, evaluate: Evaluate, proposal: Proposal, exchange: Exchange) -> Feedback:
-        """Always judged (so that every proposal has its row), but what is fed back is what was fed back the first time."""
+        """Always judged (so that every proposal has its row), but what is fed back is what was fed back the first time.
+
+        That something could not be judged is not kept: the next start comes back to it.
+        """
         feedback = await evaluate(proposal)
-        if self.record is None:
+        if self.record is None or feedback.kind == "not_judged":
             return feedback
         known = self.record.get_feedback(exchange.hash)
         if known is not None:
             return known
         self.record.put_feedback(exchange.hash, feedback)
         return feedback
+
+
+def _said_by_model(exchange: Exchange) -> Message:
+    """The answer as the next request repeats it; some servers refuse messages without text."""
+    return Message("assistant", exchange.answer.text.replace("\0", "") or "(no text)")
 
 
 def _remarks(exchange: Exchange, found: Extracted) -> tuple[str, ...]:
@@ -235,12 +244,26 @@ def _remarks(exchange: Exchange, found: Extracted) -> tuple[str, ...]:
     return tuple(remarks)
 
 
-async def _gather(chains: Sequence[Awaitable[None]]) -> None:
-    """All chains to their end, then the first failure; one that fails does not cut the others off."""
+async def _gather(chains: Sequence[Awaitable[None]]) -> Exception | None:
+    """All chains to their end; one that breaks does not cut the others off. Gives what broke one of them, if anything did.
+
+    A spent budget and faults of our own are raised.
+    """
     results = await asyncio.gather(*chains, return_exceptions=True)
+    broken = [r for r in results if isinstance(r, ModelUnavailable | PromptTooLong)]
     for result in results:
-        if isinstance(result, BaseException):
+        if isinstance(result, BaseException) and result not in broken:
             raise result
+    return broken[0] if broken else None
+
+
+def _ended(broken: Exception | None, otherwise: str) -> tuple[str, Cause]:
+    match broken:
+        case ModelUnavailable():
+            return f"model unavailable: {broken}", "unavailable"
+        case PromptTooLong():
+            return str(broken), "prompt"
+    return otherwise, "done"
 
 
 def _time(j: Judged) -> float:

@@ -21,6 +21,8 @@ from generator.tl.statements import FORMS
 
 #: Share of the limit that one feedback text may take; compilers and checkers can say more than a prompt has room for.
 MAX_FEEDBACK_SHARE = 0.25
+#: A model's old answer that cannot keep so many tokens is not worth repeating to it.
+LEAST_ANSWER_TOKENS = 256
 CUT = "\n[... {count:,} characters left out here to fit the token limit ...]\n"
 
 
@@ -89,7 +91,7 @@ def fit_messages(messages: Sequence[Message], token_limit: int) -> tuple[Message
     fixed = sum(size for m, size in zip(messages, sizes, strict=True) if m.role != "assistant")
     answers = sum(sizes) - fixed
     room = token_limit - fixed
-    if room < 0 or (answers and room / answers < 0.05):
+    if room < min(answers, LEAST_ANSWER_TOKENS):
         raise PromptTooLong(f"the prompt needs about {fixed:,} tokens of {token_limit:,}: raise token_limit or lower max_tokens")
     share = room / answers if answers else 1.0
     return tuple(

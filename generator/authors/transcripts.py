@@ -21,8 +21,8 @@ class TranscriptError(ValueError):
 
 
 class TranscriptStore:
-    """A folder of exchanges named by their request's hash: `answers/HASH.json`, `asked/HASH` while one is in flight, and
-    `feedback/HASH.json` for what was said to the answer.
+    """A folder of exchanges named by their request's hash: `answers/HASH.json`, `asked/HASH.TRY` for each try of which nothing
+    was heard yet, and `feedback/HASH.json` for what was said to the answer.
 
     Safe with several processes: files appear whole or not at all, and the first answer to a request stays.
     """
@@ -41,18 +41,24 @@ class TranscriptStore:
         """The stored exchange of a request's hash."""
         return self._read(self._answers / f"{request_hash}.json")
 
-    def mark_asked(self, request: Request) -> None:
-        """Durable before the request is sent: without an answer later, it counts as perhaps paid."""
-        self._write(self._asked / request.hash, request.model)
+    def mark_asked(self, request: Request) -> Path:
+        """On disk before a try is sent: a mark that nobody settles counts as perhaps paid. Returns the mark."""
+        mark = self._asked / f"{request.hash}.{os.getpid()}-{secrets.token_hex(4)}"
+        self._write(mark, request.model)
+        return mark
 
-    def put(self, exchange: Exchange) -> str:
+    def settle(self, mark: Path) -> None:
+        """What became of that try is known."""
+        mark.unlink(missing_ok=True)
+
+    def put(self, exchange: Exchange, mark: Path | None = None) -> str:
         """Store an answer durably; the first one to a request wins. Returns the SHA-256 of the stored text."""
-        name = exchange.request.hash
         text = canonical_json(exchange)
-        path = self._answers / f"{name}.json"
+        path = self._answers / f"{exchange.request.hash}.json"
         if not path.exists():
             self._write(path, text, keep_first=True)
-        (self._asked / name).unlink(missing_ok=True)
+        if mark is not None:
+            self.settle(mark)
         return digest_text(text)
 
     def get_feedback(self, exchange_hash: str) -> Feedback | None:
@@ -71,13 +77,9 @@ class TranscriptStore:
         if not path.exists():
             self._write(path, canonical_json(feedback), keep_first=True)
 
-    def unanswered(self) -> int:
-        """Requests that were sent, by anyone, and have no stored answer."""
-        if not self._asked.is_dir():
-            return 0
-        return sum(
-            1 for f in self._asked.iterdir() if not f.name.endswith(".tmp") and not (self._answers / f"{f.name}.json").exists()
-        )
+    def unsettled(self) -> int:
+        """Tries that were sent, by anyone, and of which nothing was heard: those in flight, and those perhaps paid in vain."""
+        return sum(not name.endswith(".tmp") for name in os.listdir(self._asked)) if self._asked.is_dir() else 0
 
     def exchanges(self) -> Iterator[Exchange]:
         """Every stored exchange, in the order of its request's hash."""
@@ -102,23 +104,40 @@ class TranscriptStore:
         return exchange
 
     def _write(self, path: Path, text: str, keep_first: bool = False) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
-        with open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        if keep_first:
-            try:
-                os.link(temporary, path)
-            except FileExistsError:
-                pass
-            finally:
-                temporary.unlink()
-        else:
-            os.replace(temporary, path)
-        folder = os.open(path.parent, os.O_RDONLY)
+        """The whole file, durably. Raises TranscriptError where the folder cannot be written."""
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
+            _write_synced(temporary, text)
+            if keep_first:
+                _link_new(temporary, path)
+            else:
+                os.replace(temporary, path)
+            _sync_folder(path.parent)
+        except OSError as error:
+            raise TranscriptError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+def _write_synced(path: Path, text: str) -> None:
+    with open(path, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _link_new(temporary: Path, path: Path) -> None:
+    """`path` for the temporary file, unless it is there already."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    finally:
+        temporary.unlink()
+
+
+def _sync_folder(path: Path) -> None:
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import product
+from math import prod
 
 from generator.tl.diagnostics import Diagnostic, TLError
 from generator.tl.expressions import did_you_mean
@@ -33,6 +34,22 @@ def hole_choices(program: Program) -> Iterator[dict[str, int]]:
     holes = program.holes
     for choice in product(*(h.choices for h in holes.values())):
         yield dict(zip(holes, choice, strict=True))
+
+
+def spread_choices(program: Program, limit: int) -> list[dict[str, int]]:
+    """`hole_choices`, or `limit` of them at equal distances where there are more: a stranger's program may have any number."""
+    holes = program.holes
+    total = prod(len(h.choices) for h in holes.values())
+    if total <= limit:
+        return list(hole_choices(program))
+    picked = []
+    for i in range(limit):
+        rest, choice = i * total // limit, {}
+        for name, hole in reversed(holes.items()):
+            rest, at = divmod(rest, len(hole.choices))
+            choice[name] = hole.choices[at]
+        picked.append({name: choice[name] for name in holes})
+    return picked
 
 
 def _unknown(name: str, constants: Mapping[str, Constant]) -> Diagnostic:

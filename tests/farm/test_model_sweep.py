@@ -26,7 +26,8 @@ from farm.plan import Budget, read_plan
 from farm.search import Versions
 from farm.variants import load_variants
 from generator.authors.answers import extract
-from generator.authors.clients import Endpoint, OpenAIClient
+from generator.authors.clients import OpenAIClient
+from generator.authors.endpoint import Endpoint
 from generator.authors.transcripts import TranscriptStore
 from generator.spec import AttentionSpec, Rule
 from generator.tl.parser import parse_or_raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from generator.tl.checks.report import Report, name_list
 from generator.tl.fold import integers
 from generator.tl.ir import (
+    NOWHERE,
     Allocate,
     Axis,
     Compute,
@@ -87,7 +88,7 @@ def check_matrices(program: Program, report: Report) -> None:
             hint = f"Copy TILE into {name} ... from register to global, or remove its Allocate"
             report.error("output-not-written", f"{name} is neither written nor read", a.span, hint)
     if not written & set(matrices):
-        last = statements[-1].span if statements else program.body[0].span
+        last = statements[-1].span if statements else program.body[0].span if program.body else NOWHERE
         hint = "end with Copy acc into O (...) in coordinate [...] from register to global"
         report.error("no-output", "nothing is written to global memory", last, hint)
 
