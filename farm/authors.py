@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
+from catalog import store as catalog_store
 from catalog.locations import Location
+from farm.history import History
 from farm.jobs import Shop
 from farm.model_search import ModelSearch
 from farm.model_settings import ModelSettings, read_settings
@@ -57,7 +59,7 @@ async def author_of(
     """The plan's author, its connections open until the sweep ends. `endpoint` is `endpoint_of(plan)`."""
     settings = model_settings(plan)
     if settings is None:
-        yield RuleSearch(plan, versions)
+        yield RuleSearch(plan, versions, history=History(catalog_store.open(shop.catalog)))
         return
     store = TranscriptStore(transcripts_folder(shop))
     async with contextlib.AsyncExitStack() as stack:

@@ -75,6 +75,9 @@ def sweep(
     budget_gpu_s: Annotated[float | None, typer.Option(min=0, help="Stop after so many seconds on the device.")] = None,
     address: Annotated[str, typer.Option(help="Ray: local, auto or ray://HOST:PORT.")] = "local",
     executor: Annotated[str, typer.Option(help="ray, or local: one job at a time in this process.")] = "ray",
+    tune: Annotated[
+        int | None, typer.Option(min=1, max=1000, help="Candidates of the search for each problem, instead of the plan's.")
+    ] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Run CUDA kernels under compute-sanitizer too.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be solved.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
@@ -90,6 +93,7 @@ def sweep(
         load_plan(plan),
         targets=targets,
         author=author,
+        tune=tune,
         budget=",".join(filter(None, [budget, *(f"{name}={value}" for name, value in budgets.items() if value is not None)]))
         or None,
         model={

@@ -19,12 +19,14 @@ def changed_plan(
     author: str | None = None,
     budget: str | None = None,
     model: Mapping[str, Any] | None = None,
+    tune: int | None = None,
 ) -> Plan:
     """The plan with what the flags say; None leaves a field alone. Raises InputError that names the flag."""
     return plan.with_changes(
         targets=None if targets is None else tuple(_one_of("--targets", t.strip(), known_targets()) for t in targets.split(",")),
         author=None if author is None else _one_of("--author", author, AUTHORS),
         budget=None if budget is None else read_budget(budget, plan.budget),
+        tuning=None if tune is None else dataclasses.replace(plan.tuning, candidates=tune),
         author_options=tuple(sorted({**dict(plan.author_options), **model}.items())) if model else None,
     )
 

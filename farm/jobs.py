@@ -15,6 +15,10 @@ from verifier.records import Binary
 Row: TypeAlias = dict[str, Any]
 
 
+#: How the message of a candidate begins that a search put aside unmeasured.
+ASIDE = "put aside: "
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """One attempt: one program for one spec on one target.
@@ -22,8 +26,9 @@ class Job:
     key: what resuming goes by. program: TL code with every hole filled; "" when the author gave none, and then `trouble` says
     why, as (reason, message). rivals: of `verifier.records.RIVAL_GROUPS`; None: whatever may be the fastest. arch: what CUDA
     source is compiled for instead of its target, to be checked on a newer card. device_key: of the devices that may judge it;
-    None: it is only built. texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already known
-    of the row (author, hashes, tokens).
+    None: it is only built. prune: it ends as `does_not_fit` where its binary spills or leaves most of a multiprocessor idle: the
+    search that asks has others. texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already
+    known of the row (author, hashes, tokens).
     """
 
     key: str
@@ -36,6 +41,7 @@ class Job:
     trouble: tuple[str, str] | None = None
     arch: str | None = None
     device_key: str | None = None
+    prune: bool = False
     texts: dict[str, str] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 
 from farm.devices import LocalDevice
-from farm.jobs import Job
+from farm.jobs import Job, Row
 from generator.canonical import digest
 
 
@@ -24,6 +25,17 @@ class Place:
     def put(self, job: Job) -> Job:
         """The job here: the same program on another kind of device is another attempt."""
         return replace(job, key=digest([job.key, self.device_key]), device_key=self.device_key, arch=self.arch)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptsAt:
+    """Asks for attempts at one place: what a search is given."""
+
+    place: Place
+    attempt: Callable[[Job], Awaitable[Row]]
+
+    def __call__(self, job: Job) -> Awaitable[Row]:
+        return self.attempt(self.place.put(job))
 
 
 def places_of(targets: tuple[str, ...], devices: tuple[LocalDevice, ...]) -> tuple[Place, ...]:

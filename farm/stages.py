@@ -19,10 +19,11 @@ from typing import Any
 from catalog.schema import make_row
 from farm import rows
 from farm.devices import LocalDevice, devices_here, local_device, slot_of
-from farm.jobs import Built, Job, Row, Shop
+from farm.jobs import ASIDE, Built, Job, Row, Shop
 from farm.quiet import measuring, working
 from farm.variants import load_variants
 from farm.versions import harness_version, translator_version
+from generator.occupancy import cannot_run, not_worth_it, occupancy_of
 from generator.spec import SpecError
 from generator.targets import find_target
 from generator.tl.checker import parse_and_check
@@ -73,7 +74,10 @@ def build(job: Job, shop: Shop) -> Built | Row:
             columns |= rows.of_log(no.log, store) | {"compile_s": no.compile_s}
             return row_of(job, shop, columns, no.reason, rows.last_error(no.log))
         case Binary() as binary:
-            return Built(job, translated.launch, binary, columns | rows.of_binary(binary, store))
+            columns |= rows.of_binary(binary, store)
+            if why := _put_aside(job, translated, binary):
+                return row_of(job, shop, columns, "does_not_fit", why)
+            return Built(job, translated.launch, binary, columns)
 
 
 def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
@@ -172,6 +176,16 @@ def _judged(binary: Binary, built: Built, device: str) -> Verdict:
         while len(_VERDICTS) > _KEPT_VERDICTS:
             _VERDICTS.popitem(last=False)
     return verdict
+
+
+def _put_aside(job: Job, translated: Translated, binary: Binary) -> str:
+    """Why a cubin is not worth a device's time: it cannot run, or the search has better ones. "" for all others."""
+    target = find_target(job.target)
+    found = occupancy_of(target.name, target.compute_capability, translated.launch.target_facts, binary.resources)
+    if why := cannot_run(found):
+        return why
+    why = not_worth_it(found, binary.resources) if job.prune else ""
+    return f"{ASIDE}{why}" if why else ""
 
 
 def _sanitized(binary: Binary, built: Built, device: str, columns: dict[str, Any]) -> Failed | None:

@@ -22,12 +22,12 @@ from farm.devices import devices_here
 from farm.executors import Executor, LocalExecutor, stages_of
 from farm.guardian import Guardian
 from farm.jobs import Job, Row, Shop, new_run_id
-from farm.places import Place, places_of
+from farm.places import AttemptsAt, Place, places_of
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display, waits_of
 from farm.rules import resolved_targets
 from farm.scheduler import Counts, Search, Sweep
-from farm.search import Attempt, Versions
+from farm.search import SANITIZED, Attempt, Versions
 from farm.status import StatusFile
 from generator.authors.endpoint import Endpoint
 from generator.canonical import digest
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 #: What is kept in memory of attempts that ended in earlier starts.
 _KNOWN = (
     "row_id", "attempt_key", "attempt_no", "reason_code", "message", "p50_s", "baseline_name", "baseline_p50_s", "ratio_p50",
-    "ratio_low", "ratio_high", "generation", "compile_s", "verify_s", "measure_s",
+    "ratio_low", "ratio_high", "generation", "compile_s", "verify_s", "measure_s", "spill_bytes",
 )  # fmt: skip
 
 
@@ -151,7 +151,7 @@ async def _run(
     if isinstance(sweep.executor, _OnRay):
         sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
     translator, harness = stages_of(shop).versions()
-    versions = Versions(translator, harness + ("+sanitizer" if shop.sanitize else ""))  # other attempts than without it
+    versions = Versions(translator, harness + (SANITIZED if shop.sanitize else ""))  # other attempts than without it
     telling = asyncio.ensure_future(_tell(status, display, sweep.executor))
     try:
         async with author_of(plan, shop, versions, endpoint, display.note) as author:
@@ -187,7 +187,7 @@ def _searches(plan: Plan, author: Author, executor: Executor) -> Iterator[Search
 
 
 async def _solve(author: Author, spec: AttentionSpec, place: Place, attempt: Attempt) -> None:
-    await author.solve(spec, place.target, lambda job: attempt(place.put(job)))
+    await author.solve(spec, place.target, AttemptsAt(place, attempt))
 
 
 def _stop(sweep: Sweep, display: PlainDisplay, name: str) -> None:

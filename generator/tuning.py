@@ -1,18 +1,33 @@
-"""Which tile sizes are worth measuring: a program's holes, pruned and ordered by what a target holds. Measures nothing."""
+"""Which choices are worth measuring: a program's holes, pruned and ordered by what a target holds, and hints. Measures nothing.
+
+A choice is a plain dict: constants by their names, hints by theirs (`{"BM": 128, "BN": 64, "stages": "2"}`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from generator.targets import Target
 from generator.tl.expand import expand
 from generator.tl.fill import fill, hole_choices
-from generator.tl.ir import Copy, Gemm, Program, walk_statements
+from generator.tl.ir import Copy, Gemm, Hint, Program, walk_statements
 from generator.translate.passes.scope import Scope
 
 Holes = dict[str, int]
+Choice = dict[str, int | str]
+
+#: Target -> hints that are worth trying beside what the translator does by itself, the most promising first. About speed only.
+TUNED_HINTS: dict[str, tuple[tuple[str, str], ...]] = {
+    "sm_75": (("warps", "8"), ("resident", "off"), ("warps", "4"), ("resident", "on")),
+    "sm_80": (
+        ("stages", "2"), ("warps", "8"), ("resident", "off"), ("stages", "3"), ("warps", "4"), ("resident", "on"),
+        ("stages", "4"),
+    ),
+    "sm_90a": (("order", "static"), ("pingpong", "off"), ("stages", "2"), ("stages", "1")),
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +53,38 @@ def ordered_choices(code: Program, target: Target, caches: Mapping[str, int]) ->
     sized = [(c, _footprint(fill(code, c), target)) for c in choices]
     fitting = [(c, f) for c, f in sized if f.everything <= l2] or [min(sized, key=lambda x: x[1].everything)]
     return [c for c, _ in sorted(fitting, key=lambda x: _cost(x[1], l2))]
+
+
+def with_choice(code: Program, choice: Mapping[str, int | str]) -> Program:
+    """The program with its holes filled and its hints (all that is no constant of it) set; a hint that it has is replaced.
+
+    Raises TLError for values that are no choice of a constant.
+    """
+    hints = {name: str(value) for name, value in choice.items() if name not in code.constants}
+    filled = fill(code, {name: int(value) for name, value in choice.items() if name not in hints})
+    kept = tuple(s for s in filled.body if not (isinstance(s, Hint) and s.name in hints))
+    return replace(filled, body=(*(Hint(name, value) for name, value in hints.items()), *kept))
+
+
+def neighbours(choice: Choice, choices: Sequence[Holes], target: Target) -> Iterator[Choice]:
+    """Choices one step away: one hint set, then one hole a step further up or down, then two hints set.
+
+    choices: those of the holes that fit the target, as `ordered_choices` gives them.
+    """
+    holes = {name: choice[name] for name in choices[0]} if choices else {}
+    changes: list[Choice] = [{name: value} for name, value in TUNED_HINTS.get(target.name, ())]
+    for change in changes:
+        if any(choice.get(name) != value for name, value in change.items()):
+            yield choice | change
+    for name in holes:
+        values = sorted({c[name] for c in choices})
+        above, below = [v for v in values if v > int(holes[name])], [v for v in values if v < int(holes[name])]
+        for value in (*above[:1], *below[-1:]):
+            if {**holes, name: value} in choices:
+                yield choice | {name: value}
+    for one, two in combinations(changes, 2):
+        if set(one) != set(two):
+            yield choice | one | two
 
 
 #: Registers of a thread that products' tiles may take, beside addresses and rows' values: mma.sync, and wgmma by warpgroups.

@@ -50,9 +50,11 @@ HINTS: dict[str, str] = {
     "lazy": "off: rescale even where the factor is 1",
     "pingpong": "two consumers out of phase",
     "anchor": "off: leave the order of waits to the compiler",
-    "resident": "blocks that share a multiprocessor",
+    "resident": "on or off: a loop's left operand stays in registers",
     "swizzle": "the layout of tiles in shared memory",
     "view": "grouped: the query heads of one key head are the rows of Q; read by who binds tensors to the kernel",
+    "order": "static: tiles of the grid by number, without a counter",
+    "family": "mma: mma.sync where wgmma would do",
 }
 
 
