@@ -125,7 +125,7 @@ class RayExecutor:
             "building": len(self._building),
             "built": len(self._built),
             "queues": dict(Counter(b.job.target for b in list(self._built))),
-            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in list(self._slots)],
+            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3), "busy_s": round(s.busy_s, 3)} for s in list(self._slots)],
         }
 
     def close(self) -> None:
