@@ -252,10 +252,13 @@ class NestWriter:
         return s.into in self.after
 
     def _degree(self, s: Step) -> int:
-        """exp2 as exactly as its value is kept, where the program allows fast functions."""
+        """exp2 as exactly as its value is kept, where the program allows fast functions.
+
+        Sums of it do not count: what divides by them errs alike, and a sum errs no more than its terms do.
+        """
         if self.unit.program.options.get("functions") != "fast":
             return 5
-        rounded = [t.into for t in self.nest.steps if t.value == Var(s.into)]
+        rounded = [t.into for t in self.nest.steps if t.value == Var(s.into) and t.kind == "element"]
         kept = {self.unit.tile(n).dtype for n in rounded} if rounded and s.into not in self.after else set()
         return 3 if kept == {"bf16"} else 4 if kept == {"f16"} else 5
 

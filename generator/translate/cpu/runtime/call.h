@@ -20,6 +20,31 @@ struct FlushDenormals {
   ~FlushDenormals() { _mm_setcsr(before); }
 };
 
+// Memory that outlives a call: a call takes what the last one left, if it is large enough, so that pages are not given back to the system and
+// zeroed again each time. Calls at the same time each have their own. What is larger than `kept` is given back; all of it with the library.
+template <int WHICH> struct Reserve {
+  static constexpr int64_t header = 4096, kept = 64 << 20;
+  static inline char* spare = nullptr;
+  static char* take(int64_t bytes) {
+    char* p = __atomic_exchange_n(&spare, (char*)nullptr, __ATOMIC_ACQ_REL);
+    if (p && *(int64_t*)p >= bytes) return p + header;
+    free(p);
+    void* fresh = nullptr;
+    if (posix_memalign(&fresh, 4096, (size_t)(bytes + header)) != 0) return nullptr;
+    *(int64_t*)fresh = bytes;
+    return (char*)fresh + header;
+  }
+  static void give(char* p) {
+    if (!p) return;
+    p -= header;
+    if (*(int64_t*)p <= kept) p = __atomic_exchange_n(&spare, p, __ATOMIC_ACQ_REL);
+    free(p);
+  }
+};
+typedef Reserve<0> ScratchReserve;
+typedef Reserve<1> PackReserve;
+__attribute__((destructor)) static void give_reserves_back() { free(ScratchReserve::spare), free(PackReserve::spare); }
+
 // Threads draw item numbers until none is left; each has its own scratch. First what all blocks share is packed, then the blocks run.
 // Safe with fewer threads than asked for: whoever waits, waits for packing that a running thread has begun.
 template <class Work> struct Crew {
@@ -46,12 +71,11 @@ template <class Work> struct Crew {
   int32_t run() {  // 0: done; 1: no memory for scratch
     if (num_blocks <= 0) return 0;
     const int64_t threads = call.parallel ? imax(1, imin(call.num_threads, imax(num_packs, num_blocks))) : 1;
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 4096, (size_t)(bytes() * threads)) != 0) return 1;
-    scratch = (char*)memory;
+    scratch = ScratchReserve::take(bytes() * threads);
+    if (!scratch) return 1;
     if (threads == 1) join(this);
     else call.parallel(join, this, (unsigned)threads, 0);
-    free(memory);
+    ScratchReserve::give(scratch);
     return 0;
   }
 };
@@ -77,13 +101,12 @@ struct Packs {
       tiles = imax(tiles, tiles_of(i));
     }
     if (slots >= blocks || tiles == 0) return slots = 0, true;
-    void* p = nullptr;
-    if (posix_memalign(&p, 4096, (size_t)(bytes * (slots * tiles + 1))) != 0) return false;
-    memory = (char*)p;
+    memory = PackReserve::take(bytes * (slots * tiles + 1));
+    if (!memory) return false;
     __builtin_memset(memory + bytes * slots * tiles, 0, (size_t)bytes);
     return true;
   }
   MEMBER char* tile(int64_t slot, int64_t index) const { return memory + bytes * ((uint64_t)index < (uint64_t)tiles ? slot * tiles + index : slots * tiles); }
-  ~Packs() { free(memory), free(slot_of); }
+  ~Packs() { PackReserve::give(memory), free(slot_of); }
 };
 }  // namespace
