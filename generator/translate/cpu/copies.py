@@ -176,7 +176,8 @@ def declare_load(unit: Unit, name: str) -> list[str]:
     return out
 
 
-def store(unit: Unit, s: Copy) -> list[str]:
+def store(unit: Unit, s: Copy, scale: str | None) -> list[str]:
+    """scale: rows by which a tile with two axes is multiplied on the way."""
     a, tile = unit.matrix(s.into), unit.tile(s.source)
     if len(a.shape) != len(tile.shape):
         raise Refused(f"{s.into}: a tile with {len(tile.shape)} axes for a matrix with {len(a.shape)}", s.span.line)
@@ -200,4 +201,6 @@ def store(unit: Unit, s: Copy) -> list[str]:
     cols = tile.shape[1]
     fn, ld = ("store_lanes", padded(tile.shape[0])) if unit.is_lanes(s.source) else ("store_rows", padded(cols))
     place = f"m_{s.into} + ({row}) * s_{s.into}[{k}] + {col}, s_{s.into}[{k}]"
-    return [f"{fn}({place}, {rows}, imin({cols}, x_{s.into}[1] - {col}), {unit.buffer(s.source)}, {ld});"]
+    by = tile_name(scale) if scale is not None else "nullptr"
+    valid = f"{rows}, imin({cols}, x_{s.into}[1] - {col})"
+    return [*unit.settle(s.source), f"{fn}({place}, {valid}, {unit.buffer(s.source)}, {ld}, {by});"]

@@ -6,6 +6,7 @@ import re
 
 from generator.tl.ir import Expr, Index, Op, Var, names
 from generator.tl.printer import print_statement
+from generator.translate.cpu.folding import touched
 from generator.translate.cpu.limits import LimitTests
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.nests import Nest, Phase
@@ -54,6 +55,7 @@ class NestWriter:
         self.versioned = {n for s in nest.steps for n in {s.into, *names(s.value)} if n in unit.ops.tiles and unit.tile(n).shape}
         self.versions = Versions(self.versioned)
         self.pairs: list[str] = []  # tiles of pairs that the pass at hand writes
+        self.guarded: set[str] = set()  # tiles that may be a flag for zeros, where this nest takes that into account
         self.in_memory: set[str] = set()  # names of elements that were loaded, so that memory holds their values
 
     def finish(self, number: int) -> list[str]:
@@ -176,12 +178,19 @@ class NestWriter:
         return [f"for (int64_t even = {first}; even < {last}; even += 2) {{", *indent([*kept, *columns, *stores]), "}"]
 
     def _only_where_it_changes(self, phase: Phase, loop: list[str]) -> list[str]:
-        """`x = x * r` alone in its pass: where r is 1 in every lane, x stays as it is. Exact, and r is 1 most of the time."""
+        """`x = x * r` alone in its pass: where r is 1 in every lane, x stays as it is. Exact, and r is 1 most of the time.
+
+        Zeros that are only a flag stay one, unless some r is no number.
+        """
         match phase.steps:
             case [Step(into, Op("*", (Var(x), Var(r))))] if x == into and (
                 array := self.text.row_arrays.get(self.versions.current(r))
             ):
-                return [f"if (any_not_one<N>({array})) {{", *indent(loop), "}"]
+                if x not in self.unit.zeros or touched((s for s in self.nest.steps if s not in phase.steps), x):
+                    return [f"if (any_not_one<N>({array})) {{", *indent(loop), "}"]
+                self.guarded.add(x)
+                test = f"zero_{x} ? any_not_finite<N>({array}) : any_not_one<N>({array})"
+                return [f"if ({test}) {{", *indent([*self.unit.settle(x), *loop]), "}"]
         return loop
 
     @staticmethod

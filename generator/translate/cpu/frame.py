@@ -87,6 +87,7 @@ def _sharing(unit: Unit) -> list[str]:
 def block(unit: Unit, body: list[str]) -> list[str]:
     members = [f"int64_t v_{s.var};" for s in walk_statements(unit.program.code) if isinstance(s, For)]
     members = list(dict.fromkeys(members)) + unit.members
+    members += [f"bool zero_{n};  // {n} is zero, which memory does not say yet" for n in sorted(unit.zeros)]
     if unit.live_rows is not None:
         members.append("int64_t live_rows;  // rows of the block that any output keeps")
     for name, tile in unit.ops.tiles.items():

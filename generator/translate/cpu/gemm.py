@@ -9,7 +9,7 @@ from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, v
 from generator.translate.cpu.limits import seen_by_row
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Product
-from generator.translate.cpu.unit import Unit, chunks, padded
+from generator.translate.cpu.unit import Unit, chunks, indent, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +43,17 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
 def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
     """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one."""
     g = op.gemm
+    settled = [line for n in dict.fromkeys((g.a, g.b)) for line in unit.settle(n)]
+    ends = [f"zero_{g.into} = false;"] if g.into in unit.zeros else []
     if id(op) in unit.placement.bf16:
-        return _bf16(unit, op, loop)
+        return [*settled, *_bf16(unit, op, loop), *ends]
     if is_dot(g, unit.ops, unit.placement):
-        return _dot(unit, op, loop)
-    layout = unit.placement.layout[g.into]
+        return [*settled, *_dot(unit, op, loop), *ends]
+    return [*settled, *_fp32(unit, op, loop), *ends]
+
+
+def _fp32(unit: Unit, op: Product, loop: int | None) -> list[str]:
+    g, layout = op.gemm, unit.placement.layout[op.gemm.into]
     lanes_first = layout is Layout.LANES
     before, vector = _vector(unit, g, layout)
     place = place_of(unit, broadcast_operand(g, layout))
@@ -69,6 +75,11 @@ def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
         call = f"{rows}, {place.at}, {si}, {st}, {vector.at}, {ldb}, Span{{{t0}, {t1}}}, {into}, {ld}, {scale}"
         bounded = g.a if not g.a_transposed else ""
     tail = f", EDGE ? &seen{loop} : nullptr" if has_edges(unit, bounded, loop) else ""
+    if g.accumulate and g.into in unit.zeros:
+        if op.scale is not None:
+            rows = unit.rows(unit.tile(g.into).rows)
+            before += [f"if (zero_{g.into} && !all_finite({scale}, {rows})) {{", *indent(unit.settle(g.into)), "}"]
+        tail = f"{tail or ', nullptr'}, zero_{g.into}"
     return [*before, f"product_{'lanes' if lanes_first else 'rows'}{template}({call}{tail});"]
 
 
@@ -86,13 +97,14 @@ def _bf16(unit: Unit, op: Product, loop: int | None) -> list[str]:
     pairs = f"hp_{g.a}" if unit.tile(g.a).loaded else tile_name(g.a)
     inside = f"Span{{{t0}, {chunks(inner) if t1 == str(inner) else t1}}}"
     call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
+    start = f", zero_{g.into}" if g.accumulate and g.into in unit.zeros else ""
     edges = ", ".join(f"EDGE ? &seen{loop} : nullptr" if has_edges(unit, n, loop) else "nullptr" for n in (g.into, g.a))
     product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>"
     if unit.span_of(g.a, loop) is None:
-        return [f"{product_of}({call}, Edges{{{edges}}});"]
+        return [f"{product_of}({call}, Edges{{{edges}}}{start});"]
     name = f"edges_{g.b}_{g.into}"
     hidden = f"if (EDGE) hide_ends({name}, {first}, {chunks(cols)}, exact{loop}, hx_{g.b});"
-    return [f"Edges {name}{{{edges}}};", hidden, f"{product_of}({call}, {name});"]
+    return [f"Edges {name}{{{edges}}};", hidden, f"{product_of}({call}, {name}{start});"]
 
 
 def has_edges(unit: Unit, name: str, loop: int | None) -> bool:

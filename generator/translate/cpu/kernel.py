@@ -8,13 +8,15 @@ from dataclasses import replace
 from generator.targets import Target
 from generator.tl.ir import For, Program, walk_statements
 from generator.tl.printer import program_hash
+from generator.tl.types import Rank
+from generator.translate.cpu.folding import fold_into_stores, fold_scales, lazy_zeros
 from generator.translate.cpu.frame import arguments, block, entry_point, head, runtime
-from generator.translate.cpu.layouts import bf16_products, place
+from generator.translate.cpu.layouts import Placement, bf16_products, is_dot, place
 from generator.translate.cpu.limits import LimitTests, find_limits
 from generator.translate.cpu.loops import BodyWriter
 from generator.translate.cpu.names import Names
 from generator.translate.cpu.nests import Sections
-from generator.translate.cpu.ops import Loop, Ops, Product, Refused, every, fold_scales, lower, with_liveness
+from generator.translate.cpu.ops import Loop, Ops, Product, Refused, every, lower, with_liveness
 from generator.translate.cpu.schedule import schedule
 from generator.translate.cpu.sharing import find_packs
 from generator.translate.cpu.types import Types
@@ -52,6 +54,7 @@ def plan(analysis: Analysis, isa: str) -> Unit:
     bf16 = {id(op) for op in bf16_products(ops)} if isa in BF16_SETS else set()
     ops = with_liveness(fold_scales(ops.body, ops.tiles, bf16), ops.tiles)
     types = Types.of(program, ops.tiles)
+    ops = with_liveness(fold_into_stores(ops, lambda e: types.rank(e) is Rank.ROW and not types.is_integer(e)), ops.tiles)
     scalars = {n: f"a_{n}" for n in program.arguments} | {a.name: f"g_{a.name}" for a in program.axes}
     scalars |= {s.var: f"v_{s.var}" for s in walk_statements(program.code) if isinstance(s, For)}
     use_skip = program.hints.get("skip") != "off"
@@ -64,7 +67,14 @@ def plan(analysis: Analysis, isa: str) -> Unit:
     placement = place(ops, SMALL_ROWS, bf16)
     chunked = frozenset(op.index for op in every(ops.body) if isinstance(op, Loop) and any(id(x) in bf16 for x in every(op.body)))
     unit = Unit(program, analysis, ops, types, Names(types, scalars), placement, limits, spans, live, rows, chunked)
-    return replace(unit, packs=find_packs(unit))
+    return replace(unit, packs=find_packs(unit), zeros=lazy_zeros(ops, placement.buffer, lambda op: _starts(op, ops, placement)))
+
+
+def _starts(op: Product, ops: Ops, placement: Placement) -> bool:
+    """Whether a product can start from zero when it runs, though it adds: products of bf16 tiles, and of rows with columns in lanes."""
+    if id(op) in placement.bf16:
+        return True
+    return not placement.is_lanes(op.gemm.into) and not is_dot(op.gemm, ops, placement)
 
 
 def _hidden_columns(analysis: Analysis, loop: int, tests: LimitTests) -> frozenset[str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from generator.tl.ir import ROWS, For, Gemm
 from generator.tl.printer import print_expression, print_statement
 from generator.translate.cpu.copies import load, store
-from generator.translate.cpu.elementwise import NestWriter
+from generator.translate.cpu.elementwise import NestWriter, comment
+from generator.translate.cpu.folding import is_zero, touched
 from generator.translate.cpu.gemm import product
 from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_by_row, seen_text, whole_text
 from generator.translate.cpu.nests import Nest, Sections
@@ -39,8 +40,8 @@ class BodyWriter:
         match op:
             case Load(s):
                 return [_comment(s), *load(self.unit, s, *self._rows_read(s.into, loop))]
-            case Store(s):
-                return [_comment(s), *store(self.unit, s)]
+            case Store(s, scale):
+                return [_comment(s), *store(self.unit, s, scale)]
             case Product(g):
                 return [_comment(g), *product(self.unit, op, loop.index if loop is not None else None)]
             case Loop():
@@ -54,15 +55,21 @@ class BodyWriter:
                 raise AssertionError(op)
 
     def section(self, steps: list[Step], loop: Loop | None) -> list[str]:
-        nests = self.sections.nests(steps, loop.index if loop is not None else -1)
         live = self.unit.ops.after(steps[-1])
+        zeros = [s for s in steps if s.into in self.unit.zeros and is_zero(s, self.unit.ops.tiles)]
+        zeros = [s for s in zeros if not touched((t for t in steps if t is not s), s.into)]
+        steps = [s for s in steps if s not in zeros]
+        nests = self.sections.nests(steps, loop.index if loop is not None else -1)
         limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
-        out: list[str] = []
+        out = [line for s in zeros for line in (comment(s), f"zero_{s.into} = true;")]
         for i, nest in enumerate(nests):
             later = {n for other in nests[i + 1 :] for s in other.steps for n in s.reads}
             if nest.kind == "rows" and any(p.span is not None for p in nest.phases) and loop is not None:
                 self.whole_vectors.add(loop.index)
-            out += NestWriter(self.unit, nest, set(live) | later, limits).finish(self.num_nests)
+            writer = NestWriter(self.unit, nest, set(live) | later, limits)
+            calls = writer.finish(self.num_nests)
+            touches = {n for n in self.unit.zeros - writer.guarded if touched(nest.steps, n)}
+            out += [line for n in sorted(touches) for line in self.unit.settle(n)] + calls
             self.unit.decisions.append(f"nest{self.num_nests}: {describe(nest)}")
             self.num_nests += 1
         return out

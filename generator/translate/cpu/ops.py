@@ -71,9 +71,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """A tile into a global matrix."""
+    """A tile into a global matrix. `scale`: rows by which it is multiplied on the way (folded `tile = tile * r`)."""
 
     copy: Copy
+    scale: str | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,52 +215,6 @@ class _Lowering:
         return e
 
 
-# --------------------------------------------------------------------------------------------------------------- folding
-
-
-def fold_scales(body: tuple[Work, ...], tiles: dict[str, Tile], unscaled: set[int]) -> tuple[Work, ...]:
-    """`acc = acc * r` before a product that adds to acc, nothing between touching either: the product scales as it loads.
-
-    unscaled: products (by id) that cannot.
-    """
-    out: list[Work] = []
-    for op in body:
-        match op:
-            case Loop():
-                op = Loop(op.stmt, op.index, fold_scales(op.body, tiles, unscaled))
-            case Branch():
-                op = Branch(op.stmt, fold_scales(op.then, tiles, unscaled), fold_scales(op.otherwise, tiles, unscaled))
-            case Product(gemm) if (
-                gemm.accumulate and id(op) not in unscaled and (at := _scaling(out, gemm.into, tiles)) is not None
-            ):
-                scaling = out.pop(at)
-                assert isinstance(scaling, Step)
-                op = Product(gemm, _row_factor(scaling, tiles))
-        out.append(op)
-    return tuple(out)
-
-
-def _row_factor(s: Step, tiles: dict[str, Tile]) -> str | None:
-    match s.value:
-        case Op("*", (Var(x), Var(r))) | Op("*", (Var(r), Var(x))) if x == s.into and r in tiles and len(tiles[r].shape) == 1:
-            return r if tiles[r].dtype != "i32" and tiles[x].dtype == "f32" else None
-    return None
-
-
-def _scaling(before: list[Work], into: str, tiles: dict[str, Tile]) -> int | None:
-    """Where the scaling of `into` stands that may move down to here."""
-    written: set[str] = set()
-    for at in range(len(before) - 1, -1, -1):
-        op = before[at]
-        if isinstance(op, Step) and op.into == into:
-            factor = _row_factor(op, tiles)
-            return at if factor is not None and factor not in written else None
-        if isinstance(op, Loop | Branch) or into in reads(op) | writes(op):
-            return None
-        written |= writes(op)
-    return None
-
-
 # -------------------------------------------------------------------------------------------------------------- liveness
 
 
@@ -268,8 +223,8 @@ def reads(op: Work) -> set[str]:
     match op:
         case Load(copy):
             return {n for e in copy.coordinate for n in names(e)}
-        case Store(copy):
-            return {copy.source} | {n for e in copy.coordinate for n in names(e)}
+        case Store(copy, scale):
+            return {copy.source} | {n for e in copy.coordinate for n in names(e)} | ({scale} if scale else set())
         case Product(gemm, scale):
             return {gemm.a, gemm.b} | ({gemm.into} if gemm.accumulate else set()) | ({scale} if scale else set())
         case Step():

@@ -32,6 +32,7 @@ class Unit:
     block_rows: int
     chunked: frozenset[int]  # loops whose visible columns are taken in chunks of 32, as bf16 products want them
     packs: tuple[Pack, ...] = ()
+    zeros: frozenset[str] = frozenset()  # tiles whose first zeros are a flag: products start from it
     functions: list[str] = field(default_factory=list)  # member functions of the block, finished texts
     members: list[str] = field(default_factory=list)
     decisions: list[str] = field(default_factory=list)
@@ -47,6 +48,12 @@ class Unit:
 
     def is_lanes(self, name: str) -> bool:
         return self.placement.layout[name] is Layout.LANES
+
+    def settle(self, name: str) -> list[str]:
+        """Before anything but a product touches a tile that may still be a flag: its zeros are written."""
+        if name not in self.zeros:
+            return []
+        return [f"if (zero_{name}) clear({tile_name(name)}, sizeof {tile_name(name)}), zero_{name} = false;"]
 
     def rows(self, rows: int) -> str:
         """How many rows of a tile of `rows` rows count: those that some output keeps, in a block whose rows stay apart."""

@@ -150,15 +150,16 @@ static void hide_ends(Edges& edges, const bf16* a, int64_t rows, Span seen, bf16
 }
 
 #if FARM_TILES
-// c[i][lane] for i in n, 32 rows of the result by 32 lanes at a time: four tiles of sums, two of each operand. t: the contraction.
+// c[i][lane] for i in n, 32 rows of the result by 32 lanes at a time: four tiles of sums, two of each operand. t: the contraction; zero: c
+// holds nothing yet.
 template <int M, bool ADD>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges) {
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero = false) {
   static_assert(M % 32 == 0, "lanes in pairs of tiles");
   for (int64_t i = n.first; i < n.last; i += 32) {
     const Span lanes = edges.lanes(i, 32, M);
     for (int64_t lane = lanes.first / 32 * 32; lane < lanes.last; lane += 32) {
       float* out = c + i * M + lane;
-      if (ADD) {
+      if (ADD && !zero) {
         TILE_LOAD_SUM(0, out, M * 4); TILE_LOAD_SUM(1, out + 16, M * 4);
         TILE_LOAD_SUM(2, out + 16 * M, M * 4); TILE_LOAD_SUM(3, out + 16 * M + 16, M * 4);
       } else {
@@ -182,9 +183,9 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span 
 }
 #else
 template <int R, int N, int M, bool ADD>
-INLINE void pairs_strip(const bf16* first, int64_t i0, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c, const Edges& edges) {
+INLINE void pairs_strip(const bf16* first, int64_t i0, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero) {
   vf acc[R][N];
-  UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) acc[i][j] = ADD ? vload(c + i * M + j * VL) : vset(0);
+  UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) acc[i][j] = ADD && !zero ? vload(c + i * M + j * VL) : vset(0);
   b += chunks.first * 512;
   for (int64_t k = chunks.first; k < chunks.last; ++k) {
     const bf16* a = edges.chunk(first, k, step) + i0 * lda;
@@ -203,23 +204,23 @@ INLINE void pairs_strip(const bf16* first, int64_t i0, int64_t lda, int64_t step
 }
 // Strips of 6 rows; 32 rows are four of them and two of 4.
 template <int N, int M, bool ADD>
-static void pairs_block(Span n, const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c, const Edges& edges) {
+static void pairs_block(Span n, const bf16* a, int64_t lda, int64_t step, Span chunks, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero) {
   for (int64_t i = n.first; i < n.last;) {
     const int64_t left = n.last - i;
-    if (left % 6 == 0 || left > 8) pairs_strip<6, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges), i += 6;
-    else if (left >= 4) pairs_strip<4, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges), i += 4;
-    else pairs_strip<2, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges), i += 2;
+    if (left % 6 == 0 || left > 8) pairs_strip<6, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges, zero), i += 6;
+    else if (left >= 4) pairs_strip<4, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges, zero), i += 4;
+    else pairs_strip<2, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges, zero), i += 2;
   }
 }
 template <int M, bool ADD>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges) {
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero = false) {
   const int64_t rows = edges.columns ? 32 : n.last - n.first;
   for (int64_t i = n.first; i < n.last; i += rows) {
     const Span lanes = edges.lanes(i, rows, M);
     for (int64_t lane = lanes.first / 32 * 32; lane < lanes.last;) {
       const bf16* q = b + lane / 16 * block;
-      if (lane + 64 <= M && lanes.last - lane > 32) pairs_block<4, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 64, t), q, block, c + lane, edges), lane += 64;
-      else pairs_block<2, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 32, t), q, block, c + lane, edges), lane += 32;
+      if (lane + 64 <= M && lanes.last - lane > 32) pairs_block<4, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 64, t), q, block, c + lane, edges, zero), lane += 64;
+      else pairs_block<2, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 32, t), q, block, c + lane, edges, zero), lane += 32;
     }
   }
 }

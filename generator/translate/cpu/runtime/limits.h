@@ -10,6 +10,18 @@ template <int N> INLINE bool any_not_one(const vf* r) {
   return vany(some);
 }
 
+template <int N> INLINE bool any_not_finite(const vf* r) {
+  vm all = vlt(vabs(r[0]), vset(INF));
+  UNROLL for (int j = 1; j < N; ++j) all = vand(all, vlt(vabs(r[j]), vset(INF)));
+  return vany(vnot(all));
+}
+INLINE bool all_finite(const float* x, int64_t count) {
+  bool all = true;
+  for (int64_t i = 0; i < count; ++i) all &= __builtin_fabsf(x[i]) < INF;
+  return all;
+}
+INLINE void clear(float* p, int64_t bytes) { __builtin_memset(p, 0, (size_t)bytes); }
+
 struct Span {
   int64_t first, last;
 };

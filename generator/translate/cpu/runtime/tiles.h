@@ -10,13 +10,13 @@ template <class T> struct View {
 
 enum Scale { NONE, BY_ROW, BY_LANE };  // what the accumulator is multiplied by while it is loaded
 
-// c[i][lane] (+)= sum over t of a[i * si + t * st] * b[t * ldb + lane], for R rows and N vectors of lanes.
+// c[i][lane] (+)= sum over t of a[i * si + t * st] * b[t * ldb + lane], for R rows and N vectors of lanes. zero: c holds nothing yet.
 template <int R, int N, bool ADD, Scale SCALE, class T>
-INLINE void micro(const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale) {
+INLINE void micro(const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale, bool zero = false) {
   vf acc[R][N];
-  UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) {
-    if (!ADD) acc[i][j] = vset(0);
-    else acc[i][j] = vload(c + i * ldc + j * VL);
+  if (!ADD || zero) UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) acc[i][j] = vset(0);
+  else UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) {
+    acc[i][j] = vload(c + i * ldc + j * VL);
     if (SCALE == BY_ROW) acc[i][j] = acc[i][j] * vset(scale[i]);
     if (SCALE == BY_LANE) acc[i][j] = acc[i][j] * vload(scale + j * VL);
   }
@@ -32,9 +32,9 @@ INLINE void micro(const float* a, int64_t si, int64_t st, const T* b, int64_t ld
   UNROLL for (int i = 0; i < R; ++i) UNROLL for (int j = 0; j < N; ++j) vstore(c + i * ldc + j * VL, acc[i][j]);
 }
 template <int N, bool ADD, Scale SCALE, int R = MR, class T>
-INLINE void strip(int64_t r, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale) {
-  if (r == R) return micro<R, N, ADD, SCALE>(a, si, st, b, ldb, depth, c, ldc, scale);
-  if constexpr (R > 1) strip<N, ADD, SCALE, R - 1>(r, a, si, st, b, ldb, depth, c, ldc, scale);
+INLINE void strip(int64_t r, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, int64_t depth, float* c, int64_t ldc, const float* scale, bool zero = false) {
+  if (r == R) return micro<R, N, ADD, SCALE>(a, si, st, b, ldb, depth, c, ldc, scale, zero);
+  if constexpr (R > 1) strip<N, ADD, SCALE, R - 1>(r, a, si, st, b, ldb, depth, c, ldc, scale, zero);
 }
 // Which part of a tile an edge tile's rows see: row r sees column n where lower[r] <= n + lower_x and n + upper_x < upper[r]; null: no limit.
 struct Seen {
@@ -68,20 +68,20 @@ INLINE int64_t strip_rows(int64_t rows) { return rows > MR && rows < MR + MR / 2
 
 // The rows of a product whose result lies row by row; `seen`: of the contraction, which runs over the columns of a masked tile.
 template <int N, bool ADD, Scale SCALE, class T>
-static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen) {
+static void strips(int64_t rows, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen, bool zero) {
   for (int64_t i = 0; i < rows;) {
     const int64_t r = strip_rows(rows - i);
     const Span s = seen ? seen->columns(i, r, t) : t;
-    strip<N, ADD, SCALE>(r, a + i * si + s.first * st, si, st, b + s.first * ldb, ldb, imax(0, s.last - s.first), c + i * ldc, ldc, scale + (SCALE == BY_ROW ? i : 0));
+    strip<N, ADD, SCALE>(r, a + i * si + s.first * st, si, st, b + s.first * ldb, ldb, imax(0, s.last - s.first), c + i * ldc, ldc, scale + (SCALE == BY_ROW ? i : 0), zero);
     i += r;
   }
 }
 // LANE_COUNT lanes, a multiple of VL: blocks of NV vectors, and one narrower block.
 template <int LANE_COUNT, bool ADD, Scale SCALE, class T>
-INLINE void product_rows(int64_t rows, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr) {
+INLINE void product_rows(int64_t rows, const float* a, int64_t si, int64_t st, const T* b, int64_t ldb, Span t, float* c, int64_t ldc, const float* scale, const Seen* seen = nullptr, bool zero = false) {
   constexpr int REST = LANE_COUNT % LANES / VL, WHOLE = LANE_COUNT - REST * VL;
-  for (int j = 0; j < WHOLE; j += LANES) strips<NV, ADD, SCALE>(rows, a, si, st, b + j, ldb, t, c + j, ldc, scale, seen);
-  if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, t, c + WHOLE, ldc, scale, seen);
+  for (int j = 0; j < WHOLE; j += LANES) strips<NV, ADD, SCALE>(rows, a, si, st, b + j, ldb, t, c + j, ldc, scale, seen, zero);
+  if constexpr (REST > 0) strips<REST, ADD, SCALE>(rows, a, si, st, b + WHOLE, ldb, t, c + WHOLE, ldc, scale, seen, zero);
 }
 
 // A product whose result has its rows in lanes: columns [n.first, n.last), each from a row of the broadcast operand. Without ADD the last strip
@@ -230,27 +230,29 @@ INLINE View<Out> view_rows(const T* p, int64_t ld, int64_t first, int64_t last, 
   return {scratch, padded};
 }
 
-// Rows of a tile that lies row by row, into a matrix of any dtype.
-template <class T> static void store_rows(T* p, int64_t ld, int64_t rows, int64_t cols, const float* tile, int64_t ld_tile) {
+// Rows of a tile that lies row by row, into a matrix of any dtype; multiplied by a value a row, unless scale is null.
+template <class T> static void store_rows(T* p, int64_t ld, int64_t rows, int64_t cols, const float* tile, int64_t ld_tile, const float* scale) {
   const int64_t whole = cols / VL * VL;
   for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < whole; c += VL) vstore(p + r * ld + c, vload(tile + r * ld_tile + c));
-    for (int64_t c = whole; c < cols; ++c) from_float(p + r * ld + c, tile[r * ld_tile + c]);
+    const float by = scale ? scale[r] : 1;
+    for (int64_t c = 0; c < whole; c += VL) vstore(p + r * ld + c, vload(tile + r * ld_tile + c) * vset(by));
+    for (int64_t c = whole; c < cols; ++c) from_float(p + r * ld + c, tile[r * ld_tile + c] * by);
   }
 }
 // The same for a tile that lies column by column, its rows in lanes.
-template <class T> static void store_lanes(T* p, int64_t ld, int64_t rows, int64_t cols, const float* tile, int64_t ld_tile) {
+template <class T> static void store_lanes(T* p, int64_t ld, int64_t rows, int64_t cols, const float* tile, int64_t ld_tile, const float* scale) {
   for (int64_t r0 = 0; r0 < rows; r0 += VL)
     for (int64_t c0 = 0; c0 < cols; c0 += VL) {
       const int64_t r1 = imin(rows - r0, VL), c1 = imin(cols - c0, VL);
       if (r1 == VL && c1 == VL) {
         vf block[VL];
-        UNROLL for (int i = 0; i < VL; ++i) block[i] = vload(tile + (c0 + i) * ld_tile + r0);
+        const vf by = scale ? vload(scale + r0) : vset(1);
+        UNROLL for (int i = 0; i < VL; ++i) block[i] = vload(tile + (c0 + i) * ld_tile + r0) * by;
         transpose_block(block);
         UNROLL for (int i = 0; i < VL; ++i) vstore(p + (r0 + i) * ld + c0, block[i]);
       } else {
         for (int64_t r = 0; r < r1; ++r)
-          for (int64_t c = 0; c < c1; ++c) from_float(p + (r0 + r) * ld + c0 + c, tile[(c0 + c) * ld_tile + r0 + r]);
+          for (int64_t c = 0; c < c1; ++c) from_float(p + (r0 + r) * ld + c0 + c, tile[(c0 + c) * ld_tile + r0 + r] * (scale ? scale[r0 + r] : 1));
       }
     }
 }
