@@ -3,9 +3,10 @@
 Every case runs in several processes of its own; in each, the contestants take turns call by call on random data, with the same
 number of threads, each call making its own output. Printed is the median of the processes; all samples are kept in results/.
 
-    python benchmarks/cpu_prefill.py                       # fp32, every case
-    python benchmarks/cpu_prefill.py --dtype bf16 --flex   # with compiled FlexAttention as a rival
-    python benchmarks/cpu_prefill.py --case causal --quick # one process, few calls
+    python benchmarks/cpu_prefill.py                            # fp32, every case
+    python benchmarks/cpu_prefill.py --dtype fp32 bf16 --flex   # with compiled FlexAttention as a rival
+    python benchmarks/cpu_prefill.py --places 4,5 6,7 8,9       # three cases at once, each on two cores of its own
+    python benchmarks/cpu_prefill.py --case causal --quick      # one process, few calls
 """
 
 from __future__ import annotations
@@ -13,14 +14,18 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -131,14 +136,28 @@ def child(case: Case, target: Target, effort: Effort, holes: dict[str, int] | No
         functions = {"ours": ours, **contestants}
         error = {name: float((ours().float() - f().float()).abs().max()) for name, f in contestants.items()}
         times = take_turns(functions, effort.calls, effort.budget_s)
-    return {"samples_s": times, "max_difference": error, "unsupported": unsupported, "threads": torch.get_num_threads()}
+    facts = {"threads": torch.get_num_threads(), "cores": sorted(os.sched_getaffinity(0))}
+    return {"samples_s": times, "max_difference": error, "unsupported": unsupported, **facts}
 
 
-def in_process(arguments: list[str]) -> dict[str, Any]:
+def in_process(arguments: Sequence[str]) -> dict[str, Any]:
     done = subprocess.run([sys.executable, __file__, "--child", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise SystemExit(f"a measuring process ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"a measuring process ended with {done.returncode}:\n{done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure(case: Case, shared: Sequence[str], flex: bool, effort: Effort) -> dict[str, Any]:
+    """The record of one case: chosen holes, then the measuring processes. shared: arguments of every process."""
+    holes = in_process([case.name, *shared])["holes"]
+    rival = ["--flex"] if flex and _has_flex(case) else []
+    runs = [in_process([case.name, *shared, "--holes", json.dumps(holes), *rival]) for _ in range(effort.processes)]
+    return {"spec": str(case.spec), "holes": holes, **summary(case, runs), "processes": runs}
+
+
+def _has_flex(case: Case) -> bool:
+    """Compiled FlexAttention is a rival where a mask or score rule is more than causal."""
+    return bool(case.spec.scores) or any(rule.name != "causal" for rule in case.spec.masks)
 
 
 # ---------------------------------------------------------------------------------------------------------------- report
@@ -165,44 +184,68 @@ def line(case: Case, s: dict[str, Any], holes: dict[str, int]) -> str:
     return f"{case.name:28} {s['ours_ms']:9.2f} ms {rate}  {','.join(f'{k}={v}' for k, v in holes.items()):16} {ratios}"
 
 
-def main() -> None:
+class Report:
+    """The file of one dtype's run, written after each case, so that a stopped run keeps what it has."""
+
+    def __init__(self, folder: Path, dtype: str, target: Target, quick: bool) -> None:
+        date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        self.record: dict[str, Any] = {"date": date, "dtype": dtype, "isa": target.isa, "effort": "quick" if quick else "full"}
+        self.record |= {"environment": environment(), "cases": {}}
+        self.file = folder / f"cpu_prefill-{date.replace(':', '').replace('+0000', 'Z')}-{dtype}-{target.isa}.json"
+        self.lock = threading.Lock()
+
+    def add(self, case: Case, found: dict[str, Any]) -> None:
+        with self.lock:
+            self.record["cases"][case.name] = found
+            self.file.write_text(json.dumps(self.record, indent=1, sort_keys=True) + "\n")
+            print(f"{case.spec.dtype} {line(case, found, found['holes'])}", flush=True)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
+    parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), nargs="+", default=["fp32"])
     parser.add_argument("--case", default="", help="only cases whose name holds this text")
     parser.add_argument("--isa", default="", help="avx2, avx512 or amx; else the widest that this CPU has")
     parser.add_argument("--quick", action="store_true", help="one process and few calls: a look, not a measurement")
-    parser.add_argument(
-        "--flex", action="store_true", help="compiled FlexAttention as a rival too (compiles for some seconds a case)"
-    )
+    parser.add_argument("--flex", action="store_true", help="compiled FlexAttention too, where masks are more than causal")
+    parser.add_argument("--places", nargs="+", default=[""], help="cores of cases that run at once: 4,5 6,7")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     parser.add_argument("--child", default="", help=argparse.SUPPRESS)
     parser.add_argument("--holes", default="", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    args = arguments()
     effort = QUICK if args.quick else FULL
     target = find_target(f"cpu-{args.isa}") if args.isa else find_target("cpu", cpu_flags())
-    cases = [c.with_dtype(args.dtype) for c in CASES]
     if args.child:
-        case = next(c for c in cases if c.name == args.child)
+        if args.places[0]:
+            os.sched_setaffinity(0, {int(core) for core in args.places[0].split(",")})
+        case = next(c for c in CASES if c.name == args.child).with_dtype(args.dtype[0])
         print(json.dumps(child(case, target, effort, json.loads(args.holes) if args.holes else None, args.flex)))
         return
-    record: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "dtype": args.dtype,
-        "isa": target.isa,
-    }
-    record |= {"effort": "quick" if args.quick else "full", "environment": environment(), "cases": {}}
-    shared = ["--dtype", args.dtype, "--isa", target.isa, *(["--quick"] if args.quick else [])]
     args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / f"cpu_prefill-{record['date'].replace(':', '').replace('+0000', 'Z')}-{args.dtype}-{target.isa}.json"
-    for case in (c for c in cases if args.case in c.name):
-        holes = in_process([case.name, *shared])["holes"]
-        flex = ["--flex"] if args.flex and case.spec.phase != "decode" else []
-        runs = [in_process([case.name, *shared, "--holes", json.dumps(holes), *flex]) for _ in range(effort.processes)]
-        found = summary(case, runs)
-        record["cases"][case.name] = {"spec": str(case.spec), "holes": holes, **found, "processes": runs}
-        print(line(case, found, holes), flush=True)
-        file.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")  # after each case: a stopped run keeps what it has
-    print(f"every sample: {file}")
+    reports = {dtype: Report(args.out, dtype, target, args.quick) for dtype in args.dtype}
+    free: SimpleQueue[str] = SimpleQueue()
+    for place in args.places:
+        free.put(place)
+
+    def run(case: Case) -> None:
+        place = free.get()
+        shared = ["--dtype", case.spec.dtype, "--isa", target.isa, *(["--quick"] if args.quick else [])]
+        shared += ["--places", place] if place else []
+        try:
+            reports[case.spec.dtype].add(case, measure(case, shared, args.flex, effort))
+        finally:
+            free.put(place)
+
+    cases = [c.with_dtype(dtype) for c in CASES if args.case in c.name for dtype in args.dtype]
+    with ThreadPoolExecutor(len(args.places)) as crew:
+        ended = [crew.submit(run, case) for case in cases]
+    for future in ended:
+        future.result()
+    print(*(f"every sample: {report.file}" for report in reports.values()), sep="\n")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,8 @@ def fold_scales(body: tuple[Work, ...], tiles: dict[str, Tile], unscaled: set[in
             case Product(gemm) if gemm.accumulate and id(op) not in unscaled:
 
                 def is_row(e: Expr) -> bool:
-                    return isinstance(e, Var) and e.name in tiles and len(tiles[e.name].shape) == 1 and tiles[e.name].dtype != "i32"
+                    tile = tiles.get(e.name) if isinstance(e, Var) else None
+                    return tile is not None and len(tile.shape) == 1 and tile.dtype != "i32"
 
                 if (at := _scaling(out, gemm.into, tiles, is_row)) is not None:
                     factor = row_factor(out.pop(at), tiles, is_row)

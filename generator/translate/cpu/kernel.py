@@ -71,7 +71,7 @@ def plan(analysis: Analysis, isa: str) -> Unit:
 
 
 def _starts(op: Product, ops: Ops, placement: Placement) -> bool:
-    """Whether a product can start from zero when it runs, though it adds: products of bf16 tiles, and of rows with columns in lanes."""
+    """Whether a product that adds can start from zero instead: one of bf16 tiles, or one whose result lies row by row."""
     if id(op) in placement.bf16:
         return True
     return not placement.is_lanes(op.gemm.into) and not is_dot(op.gemm, ops, placement)
