@@ -45,14 +45,15 @@ def of_row(row: Row, log: str = "") -> Feedback:
     return Feedback(kind, text, row.get("p50_s") if reason == "ok" else None, reason, {"row_id": row.get("row_id")})
 
 
-def of_diagnostics(diagnostics: Sequence[Diagnostic], text: str) -> Feedback:
-    """What the parser and checker found, with lines, carets and hints."""
-    return Feedback("tl_rejected", render(diagnostics, text), reason="tl_rejected")
+def of_diagnostics(diagnostics: Sequence[Diagnostic], text: str, remarks: Sequence[str] = ()) -> Feedback:
+    """What the parser and checker found, with lines, carets and hints; first how the answer itself went wrong."""
+    found = "\n".join([*(f"{remark}." for remark in remarks), render(diagnostics, text)])
+    return Feedback("tl_rejected", found, reason="tl_rejected")
 
 
 def of_review(wrong: Wrong, text: str) -> Feedback:
     """What the interpreter found, with the line it points at."""
-    lines = text.splitlines()
+    lines = text.split("\n")
     where = f"line {wrong.line}: {lines[wrong.line - 1].strip()}\n" if 0 < wrong.line <= len(lines) else ""
     input_name = f" (smallest input that shows it: {wrong.input_name})" if wrong.input_name else ""
     return Feedback("wrong_tile", f"{where}{wrong.message}{input_name}", reason="wrong_value")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from catalog.artifacts import Artifacts
 from catalog.errors import StorageError
@@ -62,16 +62,16 @@ class ModelSearch:
         return self.settings.concurrency
 
     def line(self) -> str:
-        """`NAME: 3 asked, the longest for 41 s; 7 answers, 12,000 tokens in, ...; left of the budget: 1.2 usd`."""
+        """`model NAME: 3 asked, the longest for 41 s; 7 answers, 12,000 tokens in, ...; left of the budget: 1.2 usd`."""
         sent = list(self.client.waiting.values()) if isinstance(self.client, OpenAIClient) else []
         parts = [f"{len(sent)} asked, the longest for {time.monotonic() - min(sent):.0f} s"] if sent else []
         spent = self.ledger.spent
-        parts.append(f"{spent.requests} answers, {spent.in_words()}")
+        parts.append(f"{spent.requests} answers, {spent.in_words()}" if spent.requests else "no answer yet")
         if left := ", ".join(f"{amount:,.4g} {name}" for name, amount in self.ledger.remaining().items()):
             parts.append(f"left of the budget: {left}")
         if lost := self.store.unsettled() - len(sent):
             parts.append(f"asked without an answer, perhaps paid: {lost}")
-        return f"{self.settings.model}: {'; '.join(parts)}"
+        return f"model {self.settings.model}: {'; '.join(parts)}"
 
     async def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> None:
         """All proposals for one problem; each one judged is one attempt, or as many as its holes are given values.
@@ -129,6 +129,7 @@ class Evaluator:
     target: str
     attempt: Attempt
     rows: dict[str, str] = field(default_factory=dict)
+    judgements: dict[str, asyncio.Task[Feedback]] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
 
     async def judge(self, proposal: Proposal) -> Feedback:
@@ -137,6 +138,16 @@ class Evaluator:
         A fault of our own that a text brings to light costs this attempt, not the sweep.
         """
         self.spent += Spent(1, proposal.tokens_in, proposal.tokens_out, proposal.cost_usd, proposal.model_s)
+        earlier = self.judgements.get(proposal.hash) if proposal.text else None
+        if earlier is not None:
+            return await self._repeated(proposal, await asyncio.shield(earlier))
+        judgement = self.judgements[proposal.hash] = asyncio.ensure_future(self._judged_safely(proposal))
+        try:
+            return await judgement
+        finally:
+            judgement.cancel()
+
+    async def _judged_safely(self, proposal: Proposal) -> Feedback:
         try:
             return await self._judged(proposal)
         except (Stopped, StorageError):
@@ -144,13 +155,21 @@ class Evaluator:
         except Exception as error:
             return model_feedback.of_row(await self._refuse(proposal, "not_run", trouble_of(error)))
 
+    async def _repeated(self, proposal: Proposal, feedback: Feedback) -> Feedback:
+        """The same program once more is not judged once more; its answer has a row all the same, for what it cost."""
+        message = "the answer repeats a program that was judged before, letter for letter"
+        first = self.rows.get(proposal.hash, "")
+        await self._refuse(proposal, "author_failed", message)
+        self.rows[proposal.hash] = first
+        return replace(feedback, text=f"{message}. What was said of it:\n{feedback.text}")
+
     async def _judged(self, proposal: Proposal) -> Feedback:
         if not proposal.text:
             said = "; ".join(proposal.remarks) or "no block tagged `tl` with a program was found in the answer"
             return model_feedback.of_row(await self._refuse(proposal, "author_failed", said))
         parsed = parse_and_check(proposal.text, "code")
         if parsed.program is None:
-            feedback = model_feedback.of_diagnostics(parsed.diagnostics, proposal.text)
+            feedback = model_feedback.of_diagnostics(parsed.diagnostics, proposal.text, proposal.remarks)
             await self._refuse(proposal, "tl_rejected", feedback.text)
             return feedback
         wrong = await asyncio.to_thread(review_apart, proposal.text, self.spec)
@@ -189,7 +208,7 @@ class Evaluator:
     async def _refuse(self, proposal: Proposal, reason: str, message: str) -> Row:
         """A row for a proposal that no compiler gets to see."""
         asked = digest(
-            {"proposal": proposal.hash, "reason": reason, "exchanges": proposal.transcript if not proposal.text else ()}
+            {"proposal": proposal.hash, "reason": reason, "exchanges": proposal.transcript if reason == "author_failed" else ()}
         )
         key = self.search.versions.key_without_program(self.spec, self.target, f"{proposal.author}:{asked}")
         job = Job(

@@ -122,7 +122,8 @@ class Sweep:
     async def attempt(self, job: Job) -> Row:
         """The row of a job: of an earlier start, or of now, after as many tries as its reason allows."""
         known = self.ended.get(job.key)
-        if known is not None and REASONS[known["reason_code"]] == "final":
+        same_end = known is not None and job.trouble is not None and job.trouble == (known["reason_code"], known["message"])
+        if known is not None and (REASONS[known["reason_code"]] == "final" or same_end):
             self.counts.known += 1
             self._count_device(known)
             self.display.known(job, known)

@@ -25,7 +25,7 @@ def print_summary(summary: Summary) -> None:
     before = f"; {counts.known} had ended before" if counts.known else ""
     print(f"\n{counts.planned} attempts in {summary.wall_s:.0f} s: {reasons}{before}.")
     if summary.author:
-        print(summary.author[:1].upper() + summary.author[1:] + ".")
+        print(f"{summary.author}.")
     if summary.stop_reason:
         print(f"Not finished: {summary.stop_reason}. The same command goes on from here.")
     if summary.any_verified:

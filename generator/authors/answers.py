@@ -81,17 +81,19 @@ def extract(text: str) -> Extracted:
         remarks.append(f"the answer has {len(text):,} characters; only the first {MAX_ANSWER_CHARS:,} were read")
     cleaned = clean(text)
     blocks: dict[str, str] = {}
+    too_long: set[str] = set()
     for block in fenced_blocks(cleaned):
         kind = _kind(block)
         if kind is None:
             continue
         if len(block.text) > MAX_BLOCK_CHARS:
             remarks.append(f"the {kind} block has {len(block.text):,} characters; at most {MAX_BLOCK_CHARS:,} are taken")
+            too_long.add(kind)
             continue
         if not block.closed:
             remarks.append(f"the answer ends inside its {kind} block")
         blocks[kind] = block.text
-    if "tl" not in blocks and (bare := _bare_program(cleaned)):
+    if "tl" not in blocks and "tl" not in too_long and (bare := _bare_program(cleaned)):
         remarks.append("the program stands outside any fenced block")
         blocks["tl"] = bare
     return Extracted(blocks, tuple(remarks))

@@ -24,6 +24,8 @@ from generator.authors.transcripts import TranscriptStore
 from generator.authors.transport import BoundedTransport, TooLarge
 
 RETRIED_STATUS = (408, 409, 425, 429)
+#: A trouble that lasts is told again after so long.
+TELL_AGAIN_S = 2.5
 
 #: Parameters that some servers refuse, by name in an error of status 400 or 422; a refused one is left out from then on.
 #: `max_tokens` is then sent under its newer name.
@@ -40,7 +42,8 @@ class ModelClient(Protocol):
 
 
 class OpenAIClient:
-    """Asks an endpoint: bounded concurrency, retries with backoff, answers stored before they are returned.
+    """Asks an endpoint: bounded concurrency, retries with backoff, answers stored before they are returned. A request that is in
+    flight already is not sent twice.
 
     Use as an async context manager. tell: where waits and retries are said, a line each. waiting: when each request in flight was
     sent (seconds of time.monotonic), for who watches.
@@ -54,6 +57,8 @@ class OpenAIClient:
         self._store = store
         self._tell = tell
         self._refused: set[str] = set()
+        self._running: dict[str, asyncio.Task[Exchange]] = {}
+        self._said = ("", 0.0)
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         limits = httpx2.Limits(max_connections=endpoint.concurrency, max_keepalive_connections=endpoint.concurrency)
         transport = BoundedTransport(limits=limits, trust_env=True)
@@ -64,12 +69,23 @@ class OpenAIClient:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        running = tuple(self._running.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
         await self._client.close()
 
     async def ask(self, request: Request) -> Exchange:
         """The stored answer where there is one, else a new one. Raises ModelUnavailable after the last try."""
         if self._store is not None and (known := self._store.get(request)) is not None:
             return known
+        running = self._running.get(request.hash)
+        if running is None:
+            running = self._running[request.hash] = asyncio.ensure_future(self._in_turn(request))
+            running.add_done_callback(lambda _: self._running.pop(request.hash))
+        return await asyncio.shield(running)
+
+    async def _in_turn(self, request: Request) -> Exchange:
         async with self._slots:
             return await self._with_retries(request)
 
@@ -87,9 +103,16 @@ class OpenAIClient:
                         message + tried, transient=failed.again, tries=attempt, perhaps_paid=perhaps_paid
                     ) from None
                 pause = self._pause(attempt, failed.after_s)
-            self._tell(f"{message}; asking again in {pause:.0f} s (try {attempt + 1} of {self.endpoint.tries})")
+            self._tell_of_wait(message, f"asking again in {pause:.0f} s (try {attempt + 1} of {self.endpoint.tries})")
             await asyncio.sleep(pause)
         raise ModelUnavailable("no try is allowed: tries must be at least 1", transient=False)
+
+    def _tell_of_wait(self, message: str, then: str) -> None:
+        """Many requests often fail of one cause at a time: it is said once."""
+        last, when = self._said
+        if message != last or time.monotonic() - when > TELL_AGAIN_S:
+            self._said = (message, time.monotonic())
+            self._tell(f"{message}; {then}")
 
     def _pause(self, attempt: int, asked_s: float | None) -> float:
         """Exponential with jitter; what the server asks for is honoured up to the bound."""

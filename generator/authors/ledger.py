@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from generator.authors.exchange import Answer
+from generator.authors.exchange import Exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Spent:
 
     def in_words(self) -> str:
         """`1,200 tokens in, 400 out, 0.0131 USD, 12 s of model, 3 s of compiling, 8 s on the device`."""
-        parts = [f"{self.tokens_in:,} tokens in, {self.tokens_out:,} out"]
+        parts = [f"{self.tokens_in:,} tokens in, {self.tokens_out:,} out" if self.tokens else "no tokens"]
         parts += [f"{self.usd:.4f} USD"] * bool(self.usd)
         seconds = ((self.model_s, "of model"), (self.compile_s, "of compiling"), (self.gpu_s, "on the device"))
         return ", ".join(parts + [f"{s:,.0f} s {what}" for s, what in seconds if s >= 0.5])
@@ -81,6 +81,7 @@ class Ledger:
     prices: Mapping[str, Price] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
     _reserved: dict[int, Spent] = field(default_factory=dict, repr=False)
+    _booked: set[str] = field(default_factory=set, repr=False)
     _next: int = field(default=0, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list, repr=False)
@@ -125,9 +126,14 @@ class Ledger:
         """What an answer of so many tokens would cost, as an entry that `admit` takes."""
         return Spent(0, tokens_in, tokens_out, self.price(model).usd(tokens_in, tokens_out))
 
-    def add_answer(self, model: str, answer: Answer) -> Spent:
-        """What one answer cost, as an entry that `settle` takes."""
-        usd = self.price(model).usd(answer.tokens_in, answer.tokens_out)
+    def cost_of(self, exchange: Exchange) -> Spent:
+        """What an answer cost, as an entry that `settle` takes: nothing where this run has had the same answer before."""
+        answer = exchange.answer
+        with self._lock:
+            if exchange.request.hash in self._booked:
+                return Spent()
+            self._booked.add(exchange.request.hash)
+        usd = self.price(exchange.request.model).usd(answer.tokens_in, answer.tokens_out)
         return Spent(1, answer.tokens_in, answer.tokens_out, usd, answer.seconds)
 
     def exhausted(self) -> str | None:

@@ -92,6 +92,7 @@ class LanguageModelAuthor:
     search: Search = field(default_factory=Search)
     ledger: Ledger = field(default_factory=Ledger)
     record: FeedbackRecord | None = None
+    _costs: dict[str, Spent] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -187,7 +188,7 @@ class LanguageModelAuthor:
         spent = Spent()
         try:
             exchange = await self.client.ask(request)
-            spent = self.ledger.add_answer(sampling.model, exchange.answer)
+            self._costs[request.hash] = spent = self.ledger.cost_of(exchange)
             return exchange
         finally:
             self.ledger.settle(reservation, spent)
@@ -198,6 +199,7 @@ class LanguageModelAuthor:
         found = extract(exchange.answer.text)
         exchanges = (*before, exchange) if round_ == 0 else (exchange,)
         direct = self.style == "direct"
+        cost = sum((self._costs.pop(e.request.hash, Spent()) for e in exchanges), Spent())
         return Proposal(
             author=self.name,
             kind="source" if direct else "tl",
@@ -208,10 +210,10 @@ class LanguageModelAuthor:
             transcript=tuple(e.request.hash for e in exchanges),
             prompt_hash=exchange.request.hash,
             round=round_,
-            tokens_in=sum(e.answer.tokens_in for e in exchanges),
-            tokens_out=sum(e.answer.tokens_out for e in exchanges),
-            cost_usd=sum(self.ledger.add_answer(self.sampling.model, e.answer).usd for e in exchanges),
-            model_s=sum(e.answer.seconds for e in exchanges),
+            tokens_in=cost.tokens_in,
+            tokens_out=cost.tokens_out,
+            cost_usd=cost.usd,
+            model_s=cost.model_s,
             remarks=_remarks(exchange, found),
         )
 

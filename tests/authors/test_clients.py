@@ -148,6 +148,71 @@ def test_odd_but_legal_messages(reply, text):
     assert exchange.answer.text == text
 
 
+def stream(*events, done=True):
+    """What a server sends that streams although it was not asked to."""
+    lines = [f"data: {json.dumps(e)}\n\n" for e in events] + ["data: [DONE]\n\n"] * done
+    return Reply("".join(lines).encode(), headers={"content-type": "text/event-stream"})
+
+
+def delta(text=None, finish=None, index=0, **fields):
+    choice = {"index": index, "delta": {"content": text, **fields}, "finish_reason": finish}
+    return {"object": "chat.completion.chunk", "model": "streaming-model", "choices": [choice]}
+
+
+def test_a_streamed_answer_is_put_together():
+    usage = {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+    events = [delta("Ker", role="assistant"), delta("other choice", index=1), delta("nel x"), delta(finish="stop"), usage]
+    with ChatServer(lambda _, __: stream(*events)) as server:
+        [exchange] = ask(server, request())
+    answer = exchange.answer
+    assert (answer.text, answer.finish_reason, answer.model) == ("Kernel x", "stop", "streaming-model")
+    assert (answer.tokens_in, answer.tokens_out, answer.tokens_estimated) == (7, 3, False)
+
+
+def test_a_stream_that_breaks_off_is_asked_for_again():
+    with ChatServer(lambda _, n: stream(delta("Ker"), done=False) if n == 0 else completion("whole")) as server:
+        [exchange] = ask(server, request())
+    assert exchange.answer.text == "whole" and exchange.answer.tries == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "max_tokens",
+            "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
+        ),
+        ("seed", "body.seed: Extra inputs are not permitted"),
+        ("temperature", "Unsupported value: 'temperature' does not support 0.5 with this model."),
+    ],
+)
+def test_a_parameter_that_a_server_refuses_is_left_out_from_then_on(name, message):
+    told = []
+
+    def behave(sent, _):
+        return failure(400, message) if name in sent else completion("ok")
+
+    async def main(server):
+        async with OpenAIClient(endpoint(server), None, told.append) as client:
+            for text in ("a", "b"):
+                await client.ask(request(text, seed=1, temperature=0.5))
+
+    with ChatServer(behave) as server:
+        asyncio.run(main(server))
+    assert len(server.requests) == 3 and all(name not in r for r in server.requests[1:])
+    assert ("max_completion_tokens" in server.requests[1]) == (name == "max_tokens")
+    assert told == [f"the endpoint does not take {name}: asked without it"]
+
+
+def test_another_bad_request_is_final():
+    with (
+        ChatServer(lambda _, __: failure(400, "max_tokens is too large")) as server,
+        pytest.raises(ModelUnavailable, match="too large"),
+    ):
+        ask(server, request())
+    assert len(server.requests) == 1
+
+
 def test_two_choices_the_first_counts():
     body = json.loads(completion("first").body)
     body["choices"].append({"index": 1, "message": {"content": "second"}, "finish_reason": "stop"})
@@ -198,6 +263,71 @@ def test_the_key_is_nowhere_but_in_the_header(tmp_path):
     assert not any(KEY in f.read_text() for f in tmp_path.rglob("*") if f.is_file())
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [completion(f"your key is {KEY}"), completion("x", finish_reason=KEY, refusal=KEY), failure(401, f"Incorrect key: {KEY}")],
+)
+def test_a_server_that_repeats_the_key_spreads_it_no_further(tmp_path, reply):
+    store = TranscriptStore(tmp_path)
+    said = ""
+    with ChatServer(lambda _, __: reply) as server:
+        try:
+            said = repr(ask(server, request(), store=store))
+        except ModelUnavailable as error:
+            said = str(error)
+    assert "[key]" in said and KEY not in said
+    assert not any(KEY in f.read_text() for f in tmp_path.rglob("*") if f.is_file())
+
+
+@pytest.mark.parametrize("name", ["finish_reason", "refusal", "model", "content"])
+@pytest.mark.parametrize("text", ["\\ud800", "\\u0000", "\\u001b[2J", "9" * 100_000])
+def test_any_text_in_any_field_can_be_stored_and_shown(tmp_path, name, text):
+    body = completion("x", finish_reason="stop", refusal=None).body.decode()
+    found = {"finish_reason": '"stop"', "refusal": "null", "model": '"test-model"', "content": '"x"'}[name]
+    store = TranscriptStore(tmp_path)
+    with ChatServer(lambda _, __: Reply(body.replace(f'"{name}": {found}', f'"{name}": "{text}"').encode())) as server:
+        [exchange] = ask(server, request(), store=store)
+    assert store.get(request()) == exchange
+    assert all(c.isprintable() for c in exchange.answer.finish_reason + exchange.answer.model)
+
+
+def test_messages_of_servers_hold_no_terminal_codes():
+    with (
+        ChatServer(lambda _, __: failure(404, "\x1b]0;owned\x07 gone\n\x9b2J")) as server,
+        pytest.raises(ModelUnavailable) as caught,
+    ):
+        ask(server, request())
+    assert str(caught.value).isprintable() and "gone" in str(caught.value)
+
+
+def test_a_gigabyte_costs_what_the_bound_says():
+    start = time.process_time()
+    with (
+        ChatServer(lambda _, __: Reply(b"x" * (1 << 20), repeat=1 << 10)) as server,
+        pytest.raises(ModelUnavailable, match="16 MiB"),
+    ):
+        ask(server, request(), timeout_s=60)
+    assert time.process_time() - start < 5
+
+
+def test_the_same_request_twice_at_a_time_is_sent_once():
+    with ChatServer(lambda _, __: Reply(completion("ok").body, delay_s=0.1)) as server:
+        first, second, other = ask(server, request(), request(), request("other"))
+    assert first == second != other and len(server.requests) == 2
+
+
+def test_one_trouble_of_many_requests_is_told_once():
+    told = []
+
+    async def main(server):
+        async with OpenAIClient(endpoint(server), None, told.append) as client:
+            await asyncio.gather(*(client.ask(request(str(i))) for i in range(10)))
+
+    with ChatServer(lambda _, n: failure(429, "slow down") if n < 10 else completion("ok")) as server:
+        asyncio.run(main(server))
+    assert len(told) == 1 and "slow down" in told[0] and "try 2 of 3" in told[0]
+
+
 def test_an_answer_is_stored_once_and_never_asked_for_again(tmp_path):
     store = TranscriptStore(tmp_path)
     with ChatServer(lambda _, n: completion(f"answer {n}")) as server:
@@ -218,6 +348,23 @@ def test_what_was_in_flight_counts_as_perhaps_paid(tmp_path):
         [exchange] = ask(server, request("a"), store=store)
     assert store.unsettled() == 2, "the earlier try may be on the bill although another one was answered"
     assert list(store.exchanges()) == [exchange]
+
+
+@pytest.mark.parametrize(
+    ("reply", "left"),
+    [(failure(401), 0), (failure(500), 0), (Reply(b"{", 200), 2), (Reply(completion("late").body, delay_s=1), 2)],
+)
+def test_tries_that_the_server_turned_down_are_not_perhaps_paid(tmp_path, reply, left):
+    store = TranscriptStore(tmp_path)
+    with ChatServer(lambda _, __: reply) as server, pytest.raises(ModelUnavailable) as caught:
+        ask(server, request(), store=store, tries=2, timeout_s=0.3)
+    assert (store.unsettled(), caught.value.perhaps_paid) == (left, left)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "asked").write_text("in the way")
+    with pytest.raises(TranscriptError, match="cannot be written"):
+        TranscriptStore(tmp_path).mark_asked(request())
 
 
 def test_the_first_of_two_answers_stays(tmp_path):
@@ -244,3 +391,19 @@ def test_no_endpoint_says_what_to_set(monkeypatch):
     with pytest.raises(ValueError, match="OPENAI_API_KEY.*--base-url"):
         Endpoint.from_environment()
     assert Endpoint.from_environment("http://127.0.0.1:8000/v1").api_key == "none"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("localhost:8000/v1", "http://localhost:8000/v1"),
+        ("http:///v1", "expected a URL"),
+        ("http://host:port/v1", "expected a URL"),
+        ("https://me:secret@host/v1", "OPENAI_API_KEY"),
+        ("http://host/v1/chat/completions", "use http://host/v1"),
+    ],
+)
+def test_an_address_that_is_none_is_refused_before_anything_is_sent(url, said):
+    with pytest.raises(ValueError, match=said) as caught:
+        Endpoint.from_environment(url)
+    assert "secret" not in str(caught.value)
