@@ -3,8 +3,8 @@
     python benchmarks/gpu_farm.py [--seqlens 2048 4096] [--heads 16] [--candidates 4] [--measure-s 1.0]
         [--out result.json]
 
-Each sweep is the command `farm sweep` in a process, with a catalog and a cache of its own. What it says of itself meanwhile (as to
-`farm status`) is read twice a second; a device's busy share is taken from the first moment that every device had work to the last.
+Each sweep is the command `farm sweep` in a process, with a catalog and a cache of its own. What it says of itself meanwhile (as
+to `farm status`) is read twice a second; a device's busy share is taken from the first moment that all had work to the last.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class _Slot:
         name = self.device.name if self.device else self.wish.expected_class
         return {
             "device": self.wish.device, "about": name, "out_of_service": self.out_of_service, "waits_for": self.waits_for,
-            "in_hand": len(self.tasks),
+            "in_hand": len(self.tasks), "busy_s": round(self.busy_s, 3),
         }  # fmt: skip
 
 
@@ -125,7 +125,7 @@ class RayExecutor:
             "building": len(self._building),
             "built": len(self._built),
             "queues": dict(Counter(b.job.target for b in list(self._built))),
-            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3), "busy_s": round(s.busy_s, 3)} for s in list(self._slots)],
+            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in list(self._slots)],
         }
 
     def close(self) -> None:
