@@ -30,6 +30,7 @@ TORCH = "torch "
 COLUMNS = (
     "row_id", "status", "revoked_at", "revoked_reason", "spec", "verified_shapes", "target", "binary_hash", "launch", "isa",
     "device_key", "device_name", "deterministic", "p50_s", "baseline_p50_s", "rivals", "dtype", "head_dim", "head_dim_v",
+    "cuda_toolkit", "ptx_isa",
 )  # fmt: skip
 
 
@@ -80,6 +81,13 @@ class CatalogKernel:
     row_ids: tuple[str, ...]
     example: AttentionSpec
     unavailable: tuple[str, str] | None = None
+    cuda_toolkit: str | None = None
+    ptx_isa: str | None = None
+
+    @property
+    def is_ptx(self) -> bool:
+        """Whether its binary is text that a driver would compile: rows name virtual architectures then."""
+        return any(name.startswith("compute_") for name in self.isa)
 
     @property
     def has_lse(self) -> bool:
@@ -165,6 +173,8 @@ def _merge(
         row_ids=tuple(r["row_id"] for r, _ in found),
         example=spec,
         unavailable=None if usable else _unavailable(row),
+        cuda_toolkit=row["cuda_toolkit"],
+        ptx_isa=row["ptx_isa"],
     )
 
 

@@ -31,6 +31,7 @@ REASON_CODES = {
     # the kernel
     "device": "not the device that the kernel was verified on",
     "isa": "this processor lacks instructions that the kernel needs",
+    "driver": "this driver does not take binaries of the kernel's CUDA release, or of its kind",
     "location": "shared objects from this catalog may not be loaded",
     "lock": "the lock file pins another kernel, or none",
     "revoked": "the row was revoked",

@@ -19,6 +19,7 @@ from catalog.reasons import Reason, reason
 from catalog.settings import Override, Settings
 from generator.binding import BindingError, bind
 from generator.spec import AttentionSpec, SpecError
+from verifier.cuda_versions import driver_problem
 
 #: What a functional call of ours costs on the host beyond torch's own, in microseconds; added to a kernel's measured time.
 HOST_COST_US = 3.0
@@ -26,12 +27,15 @@ HOST_COST_US = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this process runs on. device_key: hash of `verifier.environment.device_key` of the call's device; flags: CPU flags."""
+    """What this process runs on. device_key: hash of `verifier.environment.device_key` of the call's device; flags: CPU flags;
+    driver_cuda: the CUDA release that a GPU's driver supports, where it is known.
+    """
 
     device_key: str
     device_name: str
     flags: frozenset[str]
     isa_needs: dict[str, frozenset[str]]
+    driver_cuda: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +155,11 @@ def _device(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
         needed = frozenset().union(*(question.machine.isa_needs.get(name, frozenset({name})) for name in kernel.isa))
         if lacking := sorted(needed - question.machine.flags):
             yield reason("isa", f"this processor lacks {', '.join(lacking)}")
+        return
+    if problem := driver_problem(kernel.cuda_toolkit, kernel.ptx_isa, kernel.is_ptx, question.machine.driver_cuda):
+        yield reason("driver", problem)
+    elif kernel.is_ptx:
+        yield reason("driver", "its binary is PTX, which would be compiled while serving, unmeasured; only cubins are loaded")
 
 
 def _problem(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
@@ -249,7 +258,7 @@ _RANK = {
     code: rank
     for rank, codes in enumerate(
         (
-            ("device", "isa"),
+            ("device", "isa", "driver"),
             ("masks", "scores"),
             ("promise", "gqa", "lse", "binding"),
             ("unverified", "revoked", "location"),

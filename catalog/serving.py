@@ -257,7 +257,11 @@ def this_machine(device: str) -> Machine:
         key = device_key(device)
     except NoDevice as error:
         return Machine("", f"{device} ({error})", cpu_flags(), ISA_NEEDS)
-    return Machine(key.hash, str(key), cpu_flags(), ISA_NEEDS)
+    if device == "cpu":
+        return Machine(key.hash, str(key), cpu_flags(), ISA_NEEDS)
+    from verifier.gpu import driver_cuda
+
+    return Machine(key.hash, str(key), cpu_flags(), ISA_NEEDS, driver_cuda())
 
 
 # ------------------------------------------------------------------------------------------------------- the one in force

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 MODES = ("auto", "strict", "off")
@@ -32,6 +33,15 @@ VARIABLES = {
 
 #: FARM_* variables of the other packages: known here so that they draw no warning. `register_variable` adds one.
 _OTHER_VARIABLES: set[str] = {"FARM_CACHE", "FARM_CXX", "FARM_DEBUG", "FARM_CUDA_CACHE", "FARM_TEST_CACHE"}
+
+
+def default_location() -> Path:
+    """The user's own catalog, where nobody names another: $XDG_DATA_HOME/kernel-farm/catalog, else below ~/.local/share.
+
+    Serving and the `farm` command follow one rule: what is named, else FARM_CATALOG, else this.
+    """
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "kernel-farm" / "catalog"
 
 
 class SettingsError(ValueError):

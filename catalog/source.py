@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from catalog.kernels import COLUMNS, Group, KernelIndex
 from catalog.reasons import Reason, reason
+from catalog.settings import default_location
 from catalog.trust import host_code_problem
-
-
-def default_location() -> Path:
-    """The user's default folder: $XDG_DATA_HOME/kernel-farm/catalog, else ~/.local/share/kernel-farm/catalog."""
-    base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "kernel-farm" / "catalog"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,22 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.console import EXIT_FAILED, InputError
+from farm.config import catalog_location
+from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption
 
 if TYPE_CHECKING:
     from catalog.store import Catalog
 
 catalog_app = typer.Typer(no_args_is_help=True, help="The catalog of kernels: look at it, choose from it, keep it in order.")
 
-CatalogOption = Annotated[
-    str | None,
-    typer.Option("--catalog", "-c", help="Folder or URI. Default: $FARM_CATALOG, else ./farm-catalog.", show_default=False),
-]
 WhereOption = Annotated[
     str | None,
     typer.Option("--where", "-w", help="Condition on columns: \"status = 'ok' and p50_s < 1e-3\".", show_default=False),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 SkipOption = Annotated[bool, typer.Option("--skip-damaged", help="Leave damaged files out, and say so, instead of stopping.")]
 ColumnsOption = Annotated[str | None, typer.Option("--columns", help="Comma-separated columns.", show_default=False)]
 
@@ -30,9 +26,8 @@ ColumnsOption = Annotated[str | None, typer.Option("--columns", help="Comma-sepa
 def open_catalog(location: str | None, *, skip_damaged: bool = False) -> Catalog:
     """The catalog at a location, or at the default one. Raises LocationError where there is none; creates nothing."""
     from catalog import store
-    from farm.config import load_config
 
-    return store.open(load_config().catalog if location is None else location, damaged="skip" if skip_damaged else "raise")
+    return store.open(catalog_location(location), damaged="skip" if skip_damaged else "raise")
 
 
 def columns_of(text: str | None) -> list[str] | None:

@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from farm.catalog_commands import catalog_app
-from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError, guard, print_lines
+from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption, guard, print_lines
 from farm.machine_commands import doctor, report, selftest, status, targets, variants
 from farm.row_commands import explain, logs, reproduce
 from farm.tl_commands import tl_app
@@ -40,7 +40,6 @@ app.command(epilog="Example: farm targets --json")(targets)
 app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)
 
 PlanArgument = Annotated[Path | None, typer.Argument(help="A plan (YAML). Left out: the small default plan.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 
 def _version(wanted: bool) -> None:
@@ -61,7 +60,7 @@ def root(
 @app.command(epilog="Example: farm sweep examples/plans/llama3_8b.yaml --catalog ./farm-catalog --budget minutes=10")
 def sweep(
     plan: PlanArgument = None,
-    catalog: Annotated[str | None, typer.Option(help="Folder or location of the catalog. Default: ./farm-catalog.")] = None,
+    catalog: CatalogOption = None,
     targets: Annotated[str | None, typer.Option(help="Comma-separated targets instead of the plan's: cpu,sm_90a.")] = None,
     author: Annotated[str | None, typer.Option(help="rules, llm or llm-direct, instead of the plan's.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name, for --author llm and llm-direct.")] = None,

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from catalog.settings import default_location
+
 #: Variable -> what it sets; FARM_CATALOG is the loader's too.
 VARIABLES = {
-    "FARM_CATALOG": "catalog of `farm sweep` and `farm catalog` where --catalog is left out",
+    "FARM_CATALOG": "the catalog where --catalog is left out; default: the user's own, ~/.local/share/kernel-farm/catalog",
     "FARM_CACHE": "folder for compiled binaries; default ~/.cache/kernel-farm",
     "FARM_CXX": "the C++ compiler",
     "FARM_DEBUG": "1: tracebacks instead of one line",
 }
-DEFAULT_CATALOG = "farm-catalog"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,11 @@ def load_config(environ: Mapping[str, str] = os.environ) -> Config:
     base = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return Config(
         cache=Path(environ.get("FARM_CACHE") or base / "kernel-farm"),
-        catalog=environ.get("FARM_CATALOG") or DEFAULT_CATALOG,
+        catalog=environ.get("FARM_CATALOG") or str(default_location()),
         debug=bool(environ.get("FARM_DEBUG")),
     )
+
+
+def catalog_location(given: str | None) -> str:
+    """The catalog that --catalog names, else FARM_CATALOG, else the user's own: as `catalog.configure` has it."""
+    return load_config().catalog if given is None else given

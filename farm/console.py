@@ -7,12 +7,18 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 #: The base of typer's errors of usage; typer brings click under a name of its own, or uses the installed one.
 _UsageProblem: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+CatalogOption = Annotated[
+    str | None,
+    typer.Option("--catalog", "-c", help="Folder or URI. Default: $FARM_CATALOG, else ~/.local/share/kernel-farm/catalog."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
 EXIT_OK, EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED = 0, 1, 2, 130
 

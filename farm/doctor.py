@@ -184,7 +184,7 @@ def _places(config: Config, catalog: str | None) -> Iterator[Finding]:
     writable = os.access(folder, os.W_OK)
     cure = "" if writable else "export FARM_CACHE=/a/folder/of/yours"
     yield Finding("binary cache", "ok" if writable else "missing", str(config.cache), cure)
-    where = catalog or config.catalog
+    where = config.catalog if catalog is None else catalog
     if "://" not in where and not Path(where).exists():
         yield Finding("catalog", "limited", f"{where}: none there yet", f"farm sweep --catalog {where}")
         return

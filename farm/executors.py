@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import importlib
 import queue
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
+from catalog.errors import StorageError
 from farm.jobs import Built, Job, Row, Shop
 from farm.places import Place, places_of
 from farm.quiet import StillBusy
@@ -46,8 +48,16 @@ def stages_of(shop: Shop) -> Any:
     return importlib.import_module(shop.stages)
 
 
+#: How the message of a row begins that ended because a disk is full: nothing else would end otherwise.
+NO_SPACE = "no space left"
+
+
 def trouble_of(error: BaseException) -> str:
-    """A fault of our own as one sentence with the place where it happened."""
+    """A fault of our own as one sentence with the place where it happened; or a full disk, which is nobody's."""
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{NO_SPACE} for {error.filename or 'a file'}: make room, and start the same command again"
+    if isinstance(error, StorageError):
+        return f"{NO_SPACE}, or no way to the catalog: {error}"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
     return f"fault of the farm's own: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}{place}"

@@ -9,21 +9,18 @@ from typing import Annotated
 
 import typer
 
-from farm.console import EXIT_FAILED, InputError, writing
-
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
+from farm.config import catalog_location
+from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption, writing
 
 MARKS = {"ok": "ok     ", "limited": "limited", "missing": "MISSING"}
 
 
-def doctor(
-    catalog: Annotated[str | None, typer.Option(help="Look at this catalog as well.")] = None, as_json: JsonOption = False
-) -> None:
+def doctor(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
     """What this machine can build, verify and load, what is missing, and how to mend it. Exit code 1 when no sweep can run."""
     from farm.config import load_config
     from farm.doctor import examine
 
-    found = examine(load_config(), catalog)
+    found = examine(load_config(), catalog_location(catalog))
     if as_json:
         typer.echo(json.dumps(found.plain()))
     else:
@@ -100,15 +97,16 @@ def targets(as_json: JsonOption = False) -> None:
 
 
 def report(
-    catalog: Annotated[str | None, typer.Option(help="Folder or location of the catalog. Default: ./farm-catalog.")] = None,
+    catalog: Annotated[
+        str | None, typer.Option(help="Folder or URI of the catalog. Default: $FARM_CATALOG, else your own in ~/.local/share.")
+    ] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path("report.html"),
 ) -> None:
     """A catalog as one HTML page with plots: what was tried, what won, by how much."""
     from catalog import store
-    from farm.config import load_config
     from farm.report import make_report
 
-    page = make_report(store.open(load_config().catalog if catalog is None else catalog))
+    page = make_report(store.open(catalog_location(catalog)))
     with writing(output):
         output.write_text(page)
     typer.echo(f"{output}: {len(page)} bytes")

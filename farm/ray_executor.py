@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ray.exceptions import OutOfMemoryError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm import actors
@@ -78,6 +79,7 @@ class RayExecutor:
         self, shop: Shop, wishes: Iterable[DeviceWish] = (), num_builders: int = 1, targets: tuple[str, ...] | None = None
     ) -> None:
         self._shop, self._num_builders, self._targets = shop, max(1, num_builders), targets
+        self._most_builders = 1 << 20
         self._stages, self._versions = stages_of(shop), actors.versions()
         self._lock = threading.Condition()
         self._todo: deque[Job] = deque()
@@ -164,7 +166,7 @@ class RayExecutor:
         self._looked = time.monotonic()
         nodes: list[Mapping[str, Any]] = ray.nodes()
         alive = {n["NodeID"] for n in nodes if n["Alive"]}
-        self._num_builders = max(1, builder_cpus(nodes))
+        self._num_builders = max(1, min(builder_cpus(nodes), self._most_builders))
         for slot in self._slots:
             if slot.wish.node_id not in alive and not slot.out_of_service:
                 slot.out_of_service = "its node left the cluster"
@@ -251,13 +253,23 @@ class RayExecutor:
     def _built_one(self, ref: Any, job: Job) -> None:
         try:
             result = ray.get(ref, timeout=30)
+        except OutOfMemoryError as error:
+            self._fewer_builders()
+            self._end(self._stages.row_without_verdict(job, "compile_oom", f"builder: {_first_line(error)}"), job)
+            return
         except Exception as error:
             self._end(self._lost(job, "builder", error), job)
             return
+        if not isinstance(result, Built) and result["reason_code"] == "compile_oom":
+            self._fewer_builders()
         if isinstance(result, Built):
             self._built.append(result)
         else:
             self._end(result, job)
+
+    def _fewer_builders(self) -> None:
+        """Memory ran out beside so many compilers: half of them, for the rest of this sweep."""
+        self._most_builders = self._num_builders = max(1, self._num_builders // 2)
 
     def _heard(self, slot: _Slot, ref: Any) -> None:
         try:
@@ -289,6 +301,8 @@ class RayExecutor:
             self._end(row, built.job)
 
     def _actor_died(self, slot: _Slot, error: BaseException) -> None:
+        if isinstance(error, OutOfMemoryError):
+            self._fewer_builders()
         self._let_go(slot, error)
         slot.strikes += 1
         if slot.strikes >= STRIKES:

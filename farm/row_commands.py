@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.console import EXIT_FAILED, InputError
+from farm.config import catalog_location
+from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption
 
 if TYPE_CHECKING:
     from farm.jobs import Shop
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
-CatalogOption = Annotated[str | None, typer.Option("--catalog", help="Location of the catalog. Default: ./farm-catalog.")]
 
 _CALL = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:x(\d+))?")
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -33,11 +32,10 @@ def explain(
 ) -> None:
     """Which kernel a call would get on this machine, and why every other was turned down. Exit code 1 when none is found."""
     import catalog
-    from farm.config import load_config
 
     chosen = function or ("flash_attn_func" if window or softcap else "scaled_dot_product_attention")
     arguments, options = _arguments(call, dim, dtype, chosen, causal, window, softcap)
-    catalog.configure(catalog=location or load_config().catalog)
+    catalog.configure(catalog=catalog_location(location))
     decision = catalog.explain(chosen, *arguments, **options)
     typer.echo(json.dumps(decision.to_plain()) if as_json else str(decision))
     if decision.kernel_id is None:
@@ -96,7 +94,7 @@ def reproduce(
     from farm.reproduce import reproduce as run
     from generator.canonical import to_plain
 
-    opened = store.open(location or _default_catalog())
+    opened = store.open(catalog_location(location))
     row = opened.get(row_id)
     result = run(opened, row, _shop(opened.uri, variants, sanitize), seconds)
     if record:
@@ -120,7 +118,7 @@ def logs(
     """What compiler and verifier said of one attempt, with its program's source beside it by name."""
     from catalog import store
 
-    opened = store.open(_default_catalog() if location is None else location)
+    opened = store.open(catalog_location(location))
     row = opened.get(row_id)
     typer.echo(f"{row['row_id']}: {row['spec_name'] or row['spec_hash'][:12]} on {row['target']}: {row['reason_code']}")
     for name in ("message", "witness_check", "witness_input", "witness_expected", "witness_found"):
@@ -130,12 +128,6 @@ def logs(
         if row[name]:
             typer.echo(f"{name.removesuffix('_hash')}: {opened.artifacts.path(row[name])}")
     typer.echo(opened.artifacts.text(row["log_hash"]) if row["log_hash"] else "log: none was kept; the compiler said nothing")
-
-
-def _default_catalog() -> str:
-    from farm.config import load_config
-
-    return load_config().catalog
 
 
 def _shop(catalog: str, variants: str | None, sanitize: bool) -> Shop:

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 from catalog.errors import StorageError
-from farm.executors import Executor
+from farm.executors import NO_SPACE, Executor
 from farm.jobs import Job, Row, device_seconds
 from farm.plan import Budget
 from verifier.records import REASONS
@@ -131,6 +131,8 @@ class Sweep:
         first = (known["attempt_no"] if known else 0) + 1
         for attempt_no in range(first, first + 1 + max(RETRIES.values())):
             row = await self._shared(replace(job, attempt_no=attempt_no))
+            if row["reason_code"] == "not_run" and (row["message"] or "").startswith(NO_SPACE):
+                self.stop(row["message"])
             if attempt_no - first >= RETRIES.get(row["reason_code"], 0):
                 break
         return row

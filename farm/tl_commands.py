@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.console import InputError, writing
+from farm.console import InputError, JsonOption, writing
 
 if TYPE_CHECKING:
     from generator.tl.ir import Program
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 tl_app = typer.Typer(no_args_is_help=True, help="The Thinking Language by itself: check, format, run and translate a file.")
 
 FileArgument = Annotated[str, typer.Argument(help="A TL file, or - for standard input.", show_default=False)]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: a hole or an argument. Repeatable.")]
 
 MAX_BYTES = 16 << 20

@@ -22,6 +22,7 @@ from generator.canonical import digest_bytes
 from generator.translate.records import Translated
 from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
+from verifier.cuda_versions import ptx_isa_of, version_of
 from verifier.records import Binary, CompileFailed
 
 NVRTC_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "-diag-suppress=177", "-diag-suppress=550")
@@ -98,11 +99,16 @@ def compile_cuda(
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
             return _failed(ended, limits)
         data = out.read_bytes()
-        resources = resources_of(ended.log, translated, out) | {"compiled_for": arch}
+        resources = resources_of(ended.log, translated, out) | {"compiled_for": arch} | _made_by(compiler)
     binary = Binary(
         "", digest_bytes(data), translated.hash, translated.target, compiler.version, flags, ended.wall_s, resources, ended.log
     )
     return write_entry(cache, key, binary, data, suffix=".cubin")
+
+
+def _made_by(compiler: CudaCompiler) -> dict[str, str | None]:
+    toolkit = version_of(compiler.version)
+    return {} if toolkit is None else {"cuda_toolkit": f"{toolkit[0]}.{toolkit[1]}", "ptx_isa": ptx_isa_of(compiler.version)}
 
 
 def _run(compiler: CudaCompiler, source: Path, out: Path, arch: str, limits: Limits) -> Ended:

@@ -138,6 +138,15 @@ def driver_version() -> str:
     return found.decode() if isinstance(found, bytes) else str(found)
 
 
+def driver_cuda() -> tuple[int, int] | None:
+    """The CUDA release that the driver supports; None where it does not say. Starts no driver."""
+    try:
+        number = int(library().nvmlSystemGetCudaDriverVersion_v2())
+    except Exception:  # NVML is not there, or older than the question
+        return None
+    return number // 1000, number % 1000 // 10
+
+
 def identity(device: str) -> tuple[str, dict[str, int | str]]:
     """The product's name, and the facts of a device key (`verifier.environment.DeviceKey`)."""
 

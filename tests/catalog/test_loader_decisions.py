@@ -11,9 +11,12 @@ from kernel_factory import CAUSAL, CAUSAL_BR, Shelf, spec
 import catalog
 from catalog import lockfile, serving
 from catalog.envelope import lengths_bucket, missing_points, verification_points, verified_lengths
+from catalog.planning import call_of_spec
 from catalog.reasons import REASON_CODES
-from catalog.selection import _RANK, FILTERS
+from catalog.selection import _RANK, FILTERS, Machine, Question, choose
+from catalog.settings import Settings
 from generator.spec import Rule
+from verifier.environment import device_key
 from verifier.inputs import bucket_corners
 
 pytestmark = pytest.mark.usefixtures("fresh_loader")
@@ -370,3 +373,33 @@ def serving_call(x):
     from catalog.describe import describe_sdpa
 
     return describe_sdpa(x, x, x)
+
+
+# --------------------------------------------------------------------------------- drivers and toolkits (public fault 51)
+
+CUBIN = {"target": "sm_90a", "isa": ["sm_90a"]}
+PTX = {"target": "sm_90a", "isa": ["compute_90"]}
+OLD = "this driver takes up to CUDA 12.4 (PTX ISA 8.4)"
+
+
+@pytest.mark.parametrize(
+    ("row", "driver", "words"),
+    [
+        (CUBIN | {"cuda_toolkit": "12.8", "ptx_isa": "8.7"}, (12, 4), None),  # a cubin of the same major version still fits
+        (CUBIN | {"cuda_toolkit": "13.0", "ptx_isa": "9.0"}, (12, 4), f"CUDA 13.0 (PTX ISA 9.0); {OLD}"),
+        (PTX | {"cuda_toolkit": "12.8", "ptx_isa": "8.7"}, (12, 4), f"CUDA 12.8 (PTX ISA 8.7); {OLD}"),
+        (PTX | {"cuda_toolkit": "12.4", "ptx_isa": "8.4"}, (12, 4), "its binary is PTX"),
+        (CUBIN | {"cuda_toolkit": "13.0", "ptx_isa": "9.0"}, (13, 0), None),
+        (CUBIN | {"cuda_toolkit": "13.0", "ptx_isa": "9.0"}, None, None),
+        (CUBIN, (12, 4), None),
+    ],
+)  # fmt: skip  # noqa: E501
+def test_what_a_driver_cannot_take_is_turned_down_before_it_is_tried(row, driver, words):
+    shelf = Shelf()
+    kernel = shelf.add(of := spec(), **row)
+    machine = Machine(device_key("cpu").hash, "a GPU with a stand-in driver", frozenset(), {}, driver)
+    question = Question(call_of_spec(of, "cuda:0"), Settings(), machine)
+    decision, _ = choose(question, shelf.source().index.group(("fp32", of.head_dim, of.head_dim_v)))
+    said = [str(r) for c in decision.considered for r in c.reasons if r.code == "driver"]
+    assert (words is None and not said and decision.kernel_id == kernel) or (words and words in said[0]), (said, decision)
+    assert shelf.reads == 0, "nothing was tried"

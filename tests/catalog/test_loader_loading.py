@@ -1,7 +1,9 @@
 """Bringing kernels into the process: trust, digests, failing kernels, freezing, threads, forks, plans and warm-up."""
 
+import grp
 import json
 import os
+import pwd
 import threading
 
 import pytest
@@ -53,7 +55,7 @@ def test_the_default_folder_may_be_missing_and_a_named_one_may_not(tmp_path, mon
         catalog.scaled_dot_product_attention(X, X, X)
 
 
-@pytest.mark.parametrize(("inside", "mode"), [("", 0o777), ("artifacts", 0o775), ("rows", 0o757)])
+@pytest.mark.parametrize(("inside", "mode"), [("", 0o777), ("artifacts", 0o777), ("rows", 0o757)])
 def test_a_catalog_that_others_can_write_does_not_serve(tmp_path, inside, mode):
     shelf = Shelf()
     kernel = shelf.add(spec())
@@ -64,6 +66,27 @@ def test_a_catalog_that_others_can_write_does_not_serve(tmp_path, inside, mode):
     assert told.reasons[0].code == "location" and "chmod -R go-w" in str(told)
     catalog.configure(allow_host_code=True)
     assert catalog.explain(SDPA, X, X, X).kernel_id == kernel
+
+
+def test_a_group_may_write_where_it_has_no_other_member(tmp_path, monkeypatch):
+    folder = tmp_path / "mine" / "catalog"
+    folder.mkdir(parents=True)
+    me, gid = pwd.getpwuid(os.geteuid()), folder.stat().st_gid
+    users, members = [me], []
+    monkeypatch.setattr(trust.pwd, "getpwall", lambda: users)
+    monkeypatch.setattr(trust.grp, "getgrgid", lambda gid: grp.struct_group(("farmers", "x", gid, members)))
+    for listed, others, fine in (([], [], True), ([me.pw_name], [], True), (["mallory"], [], False), ([], [gid], False)):
+        trust._is_private_group.cache_clear()
+        members[:] = listed
+        users[1:] = [pwd.struct_passwd(("mallory", "x", 4711, g, "", "/", "/bin/sh")) for g in others]
+        for inside in (folder, folder.parent):
+            inside.chmod(0o775)
+            told = trust.host_code_problem(folder, "uri")
+            assert (told == "") is fine, told
+            assert fine or ("other members of group farmers" in told and f"chmod {'-R ' * (inside == folder)}go-w" in told)
+            folder.chmod(0o755)
+        folder.parent.chmod(0o755)
+    trust._is_private_group.cache_clear()
 
 
 def test_where_a_folder_lies_counts_too(tmp_path):

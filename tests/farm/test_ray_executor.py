@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pickle
+import re
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,11 +14,16 @@ from pathlib import Path
 import pytest
 
 from farm import standin
-from farm.jobs import Job, Row, Shop
+from farm.jobs import Built, Job, Row, Shop
+from farm.scheduler import RETRIES
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
+from generator.translate.records import Launch
+from verifier.records import REASONS, Binary
 
 actors = pytest.importorskip("farm.actors")
+from ray.exceptions import OutOfMemoryError  # noqa: E402
+
 from farm.nodes import DeviceWish  # noqa: E402
 from farm.progress import waits_of  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
@@ -110,3 +118,44 @@ def test_a_device_that_others_keep_busy_is_waited_for_and_loses_no_job(executor:
     assert [row["reason_code"] for row in rows(futures)] == ["ok"]
     assert seen == {"process 1 measures on cpu"} and not waits_of(executor.state()), "it says who, and no longer than it waits"
     assert standin.counts(tmp_path)["prove"][job(1).key] == 4 and standin.counts(tmp_path)["build"][job(1).key] == 1
+
+
+def test_memory_that_runs_out_is_no_crash_of_a_kernel_and_fewer_build_at_a_time(
+    executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Public fault 43: elsewhere a worker that the memory monitor killed looked like any other crash."""
+    real, killed = actors.ray.get, []
+
+    def get(ref: object, timeout: float) -> object:
+        found = real(ref, timeout=timeout)
+        if isinstance(found, Built) and not killed:
+            killed.append(found.job.key)
+            raise OutOfMemoryError("Task was killed due to the node running low on memory")
+        return found
+
+    monkeypatch.setattr(actors.ray, "get", get)
+    ended = rows([executor.submit(job(i)) for i in range(4)])
+    assert Counter(row["reason_code"] for row in ended) == {"compile_oom": 1, "ok": 3}
+    assert executor._num_builders == 1 and REASONS["compile_oom"] == "transient" and RETRIES["compile_oom"]
+
+
+def test_what_travels_is_small_and_what_is_in_hand_is_bounded(executor: RayExecutor) -> None:
+    """Public fault 43: 2000 results of a megabyte in a store of 100."""
+    binary = Binary("/cache/x.so", digest_text("x"), digest_text("y"), "cpu", "g++", (), 0.1)
+    built = Built(job(1), Launch("standin", (), ()), binary, {"message": "x" * 1000})
+    assert len(pickle.dumps(built)) < 8192, "the binary's bytes stay in their file"
+    futures, most = [executor.submit(job(i, "prove=0.002")) for i in range(200)], 0
+    while not all(f.done() for f in futures):
+        state = executor.state()
+        most = max(most, state["building"] + state["built"] + sum(d["in_hand"] for d in state["devices"]))
+        time.sleep(0.002)
+    assert 0 < most <= 10, "what waits, waits here and not in Ray's store"
+
+
+def test_every_wait_for_ray_ends() -> None:
+    """Public fault 39: an actor whose constructor fails makes an unlimited `get` wait for ever."""
+    for file in Path(actors.__file__).parent.glob("*.py"):
+        text = file.read_text()
+        for call in re.findall(r"ray\.(?:get|wait)\([^\n]*", text):
+            assert "timeout" in call, f"{file.name}: {call}"
+        assert not re.search(r"max_restarts=(?!0)|max_task_retries=(?!0)", text), file.name

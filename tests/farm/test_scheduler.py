@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from concurrent.futures import Future
 from pathlib import Path
@@ -181,3 +182,25 @@ def test_storage_that_stays_away_ends_the_sweep_in_one_sentence(tmp_path: Path) 
     asyncio.run(asyncio.wait_for(made.run([search_of(job(1))]), 30))
     made.executor.close()
     assert made.stop_reason == "rows cannot be stored: no space left on device"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "/cache/x.so"), "no space left for /cache/x.so: make room"),
+        (StorageError("/shared/artifacts: disk full"), "no space left, or no way to the catalog: /shared/artifacts: disk full"),
+    ],
+)
+def test_a_full_disk_ends_the_sweep_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, words: str
+) -> None:
+    def build(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(standin, "build", build)
+    rows = Rows()
+    made = sweep(tmp_path, rows)
+    asyncio.run(made.run([search_of(job(i)) for i in range(50)]))
+    made.executor.close()
+    assert made.stop_reason.startswith(words) and made.counts.balanced and len(rows) < 10
+    assert rows[0]["reason_code"] == "not_run" and rows[0]["message"].startswith(words)
