@@ -189,6 +189,7 @@ def _facts(
         "rivals_alone_s": alone,
         "matmul_flops": start.matmul_flops,
         "copy_bytes_per_s": start.copy_bytes_per_s,
+        "empty_batch_s": start.empty_s,
         "above_matmul_rate": work.flops / ours_s > ABOVE_MATMUL * start.matmul_flops,
         "flops": work.flops,
         "bytes": work.num_bytes,

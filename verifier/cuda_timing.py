@@ -67,13 +67,14 @@ class CudaTimingSandbox(CudaSandbox):
 @dataclass(frozen=True, slots=True)
 class Started:
     """What the rivals say before the candidate is there: seconds of a call of those that take part, why others do not, and the
-    device's rates.
+    device's rates. empty_s: what events take around nothing.
     """
 
     seconds: dict[str, float]
     unsupported: dict[str, str]
     matmul_flops: float
     copy_bytes_per_s: float
+    empty_s: float
 
 
 class CudaWorkload:
@@ -128,7 +129,9 @@ class CudaWorkload:
                 del seconds[name]
                 unsupported[name] = f"gives another answer: {finding.witness.message}"
         self._rival = min(seconds, key=lambda name: seconds[name], default="")
-        return Started(seconds, unsupported, float(facts["matmul_flops"]), float(facts["copy_bytes_per_s"]))
+        return Started(
+            seconds, unsupported, float(facts["matmul_flops"]), float(facts["copy_bytes_per_s"]), float(facts["empty_s"])
+        )
 
     def load_candidate(self) -> dict[str, Any]:
         """From here on the candidate is in the child. Gives seconds of a call, and the function's attributes."""

@@ -202,10 +202,12 @@ class CudaTimingChild(CudaChild):
         return self._time(who, 0, count=1)["device_s"]
 
     def _machine_rates(self) -> dict[str, float]:
-        """Matrix product and copy of this device as torch does them: what it gives to others."""
+        """Matrix product and copy of this device as torch does them: what it gives to others; and events around nothing."""
         a, b = (torch.randn(PRODUCT_SIZE, PRODUCT_SIZE, device="cuda").to(self.buffers.qkv(0)[0].dtype) for _ in range(2))
         product_s = min(self._seconds(lambda: torch.mm(a, b)) for _ in range(6))
-        return {"matmul_flops": 2 * PRODUCT_SIZE**3 / product_s, "copy_bytes_per_s": 2 * COPY_BYTES / self._copy_seconds()}
+        empty_s = min(self._seconds(lambda: None) for _ in range(6))
+        copied = 2 * COPY_BYTES / self._copy_seconds()
+        return {"matmul_flops": 2 * PRODUCT_SIZE**3 / product_s, "copy_bytes_per_s": copied, "empty_s": empty_s}
 
     def _copy_seconds(self) -> float:
         source, target = _bytes(COPY_BYTES), _bytes(COPY_BYTES)

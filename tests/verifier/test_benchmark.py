@@ -1,6 +1,7 @@
 """Timing beside rivals: cheats on the clock and between calls are refused, and the figures add up."""
 
 import os
+import random
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from verifier import benchmark, idleness, physics
 from verifier.benchmark import Patience, measure, quantile, ratio_interval
 from verifier.compile import compile_translated
 from verifier.records import Binary, Failed, Measurement, Timing
+from verifier.sandbox import Ran
 from verifier.traps import kernel
 
 SPEC = AttentionSpec(4, 2, 64, 64, 1, 96, 96, masks=(Rule.make("causal"),))
@@ -184,3 +186,16 @@ def test_a_rival_that_cannot_win_is_left_out_at_first_look(timed, monkeypatch):
         isinstance(result, Measurement)
         and "times as slow as the fastest rival at first look" in result.unsupported["torch eager"]
     )
+
+
+def test_short_kernels_are_timed_in_batches_without_the_way_to_the_child(timed, monkeypatch):
+    """Public fault 32: elsewhere a wait inside every iteration turned 4 us into 51."""
+    tiny = AttentionSpec(2, 2, 16, 16, 1, 8, 8)
+    result = timed("good", tiny)
+    assert isinstance(result, Measurement), result
+    assert result.environment["calls_in_batch"] > 4 and result.environment["handshake_s"] > 0
+    monkeypatch.setattr(benchmark.Workload, "__init__", lambda self: None)
+    workload = benchmark.Workload()
+    workload._random, workload.sets, workload.batch, workload.handshake_s = random.Random(1), 16, 8, 47e-6
+    monkeypatch.setattr(workload, "_go", lambda who, first, count: Ran("done", 47e-6 + count * 4e-6, {"clock_s": count * 4e-6}))
+    assert workload.time_batch("torch sdpa").call_s == pytest.approx(4e-6)

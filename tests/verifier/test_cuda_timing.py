@@ -50,6 +50,7 @@ def test_a_good_kernel_is_timed_beside_those_that_can(fake_child: FakeNvml, tmp_
     facts = result.environment
     assert facts["gpu"]["reasons"] == ["power cap"] and facts["gpu"]["before"]["sm_mhz"] == 1980
     assert facts["flops_per_s"] > 0 and facts["warm_s"]["ours"] > 0
+    assert facts["empty_batch_s"] >= 0 and facts["calls_in_batch"] >= 1, "what timing itself costs is told (public fault 32)"
     assert facts["graphs"] is bool(facts["without_graph"]), "the stand-in has no graphs"
 
 
