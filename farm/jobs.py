@@ -27,8 +27,9 @@ class Job:
     why, as (reason, message). rivals: of `verifier.records.RIVAL_GROUPS`; None: whatever may be the fastest. arch: what CUDA
     source is compiled for instead of its target, to be checked on a newer card. device_key: of the devices that may judge it;
     None: it is only built. prune: it ends as `does_not_fit` where its binary spills or leaves most of a multiprocessor idle: the
-    search that asks has others. texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is already
-    known of the row (author, hashes, tokens).
+    search that asks has others. source, launch: device code that the author wrote itself, and its launch description; `program`
+    is then what it should compute, or "". texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is
+    already known of the row (author, hashes, tokens).
     """
 
     key: str
@@ -42,6 +43,8 @@ class Job:
     arch: str | None = None
     device_key: str | None = None
     prune: bool = False
+    source: str = ""
+    launch: str = ""
     texts: dict[str, str] = field(default_factory=dict)
     columns: dict[str, Any] = field(default_factory=dict)
 

@@ -13,6 +13,7 @@ from verifier.review import Wrong
 _KINDS: dict[str, FeedbackKind] = {
     "ok": "measured",
     "tl_rejected": "tl_rejected",
+    "source_rejected": "source_rejected",
     "author_failed": "no_program",
     "translate_failed": "translate_failed",
     "unsupported_dtype": "translate_failed",
@@ -67,6 +68,8 @@ def _failed(row: Row, log: str) -> str:
             lines.append(f"{title}: {row[name]}")
     if log.strip() and reason.startswith("compile"):
         lines += ["compiler:", log.strip()]
+    if log.strip() and reason == "source_rejected":
+        lines += ["everything that was found:", log.strip()]
     return "\n".join(lines)
 
 

@@ -1,7 +1,7 @@
 """One attempt from spec to catalog row: what the design's table says, as plain functions. Knows no queue, no Ray and no plan.
 
     spec -> sketch -> code -> holes filled       the author and the search (farm.search), before the job exists
-    text -> checked program -> source -> binary  `build`: runs anywhere, runs no candidate
+    text -> checked program -> source -> binary  `build`: runs anywhere, runs no candidate; or the author's own source
     binary -> verdict -> measurement -> row      `prove`: on the device, the candidate in a killable child
 
 Every way out is a row with a reason of `verifier.records.REASONS`. `run_attempt` is both in turn.
@@ -19,6 +19,7 @@ from typing import Any
 from catalog.schema import make_row
 from farm import rows
 from farm.devices import LocalDevice, devices_here, local_device, slot_of
+from farm.foreign import Refused, read_source
 from farm.jobs import ASIDE, Built, Job, Row, Shop
 from farm.quiet import measuring, working
 from farm.variants import load_variants
@@ -58,13 +59,9 @@ def build(job: Job, shop: Shop) -> Built | Row:
     columns = job.columns | rows.of_texts(job, store)
     if job.trouble:
         return row_of(job, shop, columns, *job.trouble)
-    parsed = parse_and_check(job.program, filled=True)
-    if parsed.program is None:
-        log = render(parsed.diagnostics, job.program, "program.tl")
-        return row_of(job, shop, columns | rows.of_log(log, store), "tl_rejected", _first(parsed.diagnostics))
-    match translate(parsed.program, find_target(job.target)):
-        case Untranslatable() as no:
-            return row_of(job, shop, columns, no.reason, no.message)
+    match read_source(job) if job.source else _translated(job):
+        case Refused() as refused:
+            return row_of(job, shop, columns | rows.of_log(refused.log, store), refused.reason, refused.message)
         case Translated() as translated:
             columns |= rows.of_translated(translated, store)
     with working():
@@ -163,6 +160,15 @@ def devices() -> tuple[LocalDevice, ...]:
 
 
 # --------------------------------------------------------------------------------------------------------- small parts
+
+
+def _translated(job: Job) -> Translated | Refused:
+    """The program read, checked and translated by our own translator."""
+    parsed = parse_and_check(job.program, filled=True)
+    if parsed.program is None:
+        return Refused("tl_rejected", _first(parsed.diagnostics), render(parsed.diagnostics, job.program, "program.tl"))
+    found = translate(parsed.program, find_target(job.target))
+    return Refused(found.reason, found.message) if isinstance(found, Untranslatable) else found
 
 
 def _judged(binary: Binary, built: Built, device: str) -> Verdict:

@@ -78,7 +78,7 @@ class Binding:
 
 
 #: Scalars that every program may name -> the field of the spec, and its value.
-_SPEC_SCALARS: dict[str, tuple[str, DType, Callable[[AttentionSpec], Number]]] = {
+SPEC_SCALARS: dict[str, tuple[str, DType, Callable[[AttentionSpec], Number]]] = {
     "scale": ("softmax_scale", "f32", lambda s: s.scale),
     "SeqQ": ("seqlen_q", "i32", lambda s: s.seqlen_q),
     "SeqK": ("seqlen_k", "i32", lambda s: s.seqlen_k),
@@ -143,21 +143,21 @@ def key_extent(spec: AttentionSpec) -> str:
 
 def captured_shape(captured: Captured, spec: AttentionSpec) -> tuple[int, ...]:
     """Offset axes first: what the caller has to give."""
-    sizes = {name: int(get(spec)) for name, (_, dtype, get) in _SPEC_SCALARS.items() if dtype == "i32"}
+    sizes = {name: int(get(spec)) for name, (_, dtype, get) in SPEC_SCALARS.items() if dtype == "i32"}
     sizes |= {"b": spec.batch, "h": spec.num_heads}
     return tuple(sizes[axis] for axis in captured.offset + captured.shape)
 
 
 def _bind_scalar(s: ScalarParameter, spec: AttentionSpec) -> BoundScalar:
     rules = rule_scalars(spec)
-    if s.name in _SPEC_SCALARS:
-        field, dtype, get = _SPEC_SCALARS[s.name]
+    if s.name in SPEC_SCALARS:
+        field, dtype, get = SPEC_SCALARS[s.name]
         source, value = f"spec.{field}", get(spec)
     elif s.name in rules:
         source, scalar, value = rules[s.name]
         dtype = scalar.dtype
     else:
-        known = ", ".join([*_SPEC_SCALARS, *rules])
+        known = ", ".join([*SPEC_SCALARS, *rules])
         raise BindingError(f"{s.name}: no size, scale or rule of this spec has this name; known are {known}")
     if s.dtype != dtype:
         raise BindingError(f"{s.name}: expected an argument of {dtype} ({source}), found {s.dtype}")

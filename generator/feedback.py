@@ -8,6 +8,7 @@ from typing import Any, Literal
 FeedbackKind = Literal[
     "no_program",  # nothing in the answer could be read as a program
     "tl_rejected",  # parser or checker found errors
+    "source_rejected",  # device code or its launch description breaks a rule, before any compiler
     "wrong_tile",  # the interpreter shows which tile is wrong first
     "translate_failed",
     "compile_failed",

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Literal
 
 from generator.canonical import digest_bytes
+from generator.translate.direct.headers import cpu_files, headers_hash, write_headers
 from generator.translate.records import Translated
 from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
 from verifier.compile_cuda import compile_cuda
 from verifier.elf import imports_of
+from verifier.foreign import CPP_FLAGS, binary_refusal, compiled_text_hash, is_foreign, source_refusal
 from verifier.records import Binary, CompileFailed
 
 BASE_FLAGS = (
@@ -114,10 +116,12 @@ def compile_translated(
     """Compile, or find in the cache, the binary of a translated program.
 
     arch: CUDA only: another architecture than the target's own, to check an older target's code on a newer card ("sm_90").
-    A failed compile is a value, not an exception. Raises NoCompiler, and ValueError for an instruction set or language that
-    is not known.
+    A failed compile is a value, not an exception; so is foreign code that breaks the rules of `verifier.foreign`. Raises
+    NoCompiler, and ValueError for an instruction set or language that is not known.
     """
     limits = limits or Limits()
+    if refused := source_refusal(translated):
+        return CompileFailed("compile_error", refused, 0.0)
     match translated.language:
         case "c++":
             return _compile_cpp(translated, Path(cache_dir), limits, compiler or find_compiler())
@@ -129,17 +133,24 @@ def compile_translated(
 
 def _compile_cpp(translated: Translated, cache: Path, limits: Limits, compiler: Compiler) -> Binary | CompileFailed:
     flags = compiler.flags(translated.launch.target_facts.get("isa", "baseline"))
-    key = cache_key(translated.hash, flags, compiler.version)
+    headers = cpu_files() if is_foreign(translated.launch) else {}
+    flags += (*CPP_FLAGS, f"-I<farm {headers_hash(headers)[:12]}>") if headers else ()
+    key = cache_key(compiled_text_hash(translated), flags, compiler.version)
     if (hit := read_entry(cache, key)) is not None:
         return hit
     with private_folder(cache) as work:
         source, out = work / "kernel.cpp", work / "kernel.so"
         source.write_text(translated.source)
+        if headers:
+            write_headers(headers, work / "include")
+        options = [flag for flag in flags if not flag.startswith("-I")] + (["-Iinclude"] if headers else [])
         env = os.environ | {"TMPDIR": str(work), "ZIG_GLOBAL_CACHE_DIR": str(cache / "zig"), "LC_ALL": "C"}
-        ended = run_limited([*compiler.command, *flags, "-o", str(out), str(source), "-lm"], limits, env=env, cwd=str(work))
+        ended = run_limited([*compiler.command, *options, "-o", str(out), str(source), "-lm"], limits, env=env, cwd=str(work))
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
             return _failed(ended, limits)
         data = out.read_bytes()
+    if refused := binary_refusal(data, translated.launch):
+        return CompileFailed("compile_error", refused, ended.wall_s)
     resources = {"bytes": len(data), "imports": list(imports_of(data))}
     binary = Binary(
         "", digest_bytes(data), translated.hash, translated.target, compiler.version, flags, ended.wall_s, resources, ended.log

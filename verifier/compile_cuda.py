@@ -19,10 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from generator.canonical import digest_bytes
+from generator.translate.direct.headers import COPIES, cuda_files, headers_hash, write_headers
 from generator.translate.records import Translated
 from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
 from verifier.cuda_versions import ptx_isa_of, version_of
+from verifier.foreign import binary_refusal, compiled_text_hash, is_foreign, toolkit_headers
 from verifier.records import Binary, CompileFailed
 
 NVRTC_FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v", "-diag-suppress=177", "-diag-suppress=550")
@@ -89,16 +91,28 @@ def compile_cuda(
     isa = str(translated.launch.target_facts["isa"])
     arch = arch or isa
     flags = (f"-arch={arch}", *(NVRTC_FLAGS if compiler.kind == "nvrtc" else NVCC_FLAGS))
-    key = cache_key(translated.hash, flags, compiler.version)
+    headers, includes = {}, ()
+    if is_foreign(translated.launch):  # folders differ from machine to machine, what lies in them by its version
+        headers = cuda_files(standard_names=compiler.kind == "nvrtc")
+        includes, version = toolkit_headers()
+        flags += (f"-I<farm {headers_hash(headers)[:12]}>", f"-I<CUDA headers {version}>")
+    key = cache_key(compiled_text_hash(translated), flags, compiler.version)
     if (hit := read_entry(cache, key)) is not None:
         return hit
     with private_folder(cache) as work:
         source, out = work / "kernel.cu", work / "kernel.cubin"
         source.write_text(translated.source)
-        ended = _run(compiler, source, out, arch, limits)
+        options = []
+        if headers:
+            write_headers(headers, work / "include")
+            before = "--pre-include=" if compiler.kind == "nvrtc" else "-include="
+            options = [*(f"-I{folder}" for folder in (work / "include", *includes)), f"{before}{COPIES}"]
+        ended = _run(compiler, source, out, arch, limits, options)
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
             return _failed(ended, limits)
         data = out.read_bytes()
+        if refused := binary_refusal(data, translated.launch):
+            return CompileFailed("compile_error", refused, ended.wall_s)
         resources = resources_of(ended.log, translated, out) | {"compiled_for": arch} | _made_by(compiler)
     binary = Binary(
         "", digest_bytes(data), translated.hash, translated.target, compiler.version, flags, ended.wall_s, resources, ended.log
@@ -111,16 +125,16 @@ def _made_by(compiler: CudaCompiler) -> dict[str, str | None]:
     return {} if toolkit is None else {"cuda_toolkit": f"{toolkit[0]}.{toolkit[1]}", "ptx_isa": ptx_isa_of(compiler.version)}
 
 
-def _run(compiler: CudaCompiler, source: Path, out: Path, arch: str, limits: Limits) -> Ended:
+def _run(compiler: CudaCompiler, source: Path, out: Path, arch: str, limits: Limits, options: list[str]) -> Ended:
     env = os.environ | {
         "TMPDIR": str(source.parent),
         "LC_ALL": "C",
         "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), *sys.path]),
     }
     if compiler.kind == "nvrtc":
-        command = [sys.executable, "-m", "verifier.nvrtc_child", str(source), str(out), arch, *NVRTC_FLAGS]
+        command = [sys.executable, "-m", "verifier.nvrtc_child", str(source), str(out), arch, *NVRTC_FLAGS, *options]
     else:
-        command = [compiler.path, *NVCC_FLAGS, f"-arch={arch}", "-o", str(out), str(source)]
+        command = [compiler.path, *NVCC_FLAGS, *options, f"-arch={arch}", "-o", str(out), str(source)]
     return run_limited(command, limits, env=env, cwd=str(source.parent))
 
 

@@ -17,6 +17,8 @@ ITEM_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2}
 FORMATS = {"pointer": "<Q", "i64": "<q", "i32": "<i", "f32": "<f"}
 #: TMA counts strides in units of 16 bytes and takes at most five axes.
 TMA_ALIGNMENT = 16
+#: Blocks along each axis of a grid, at most.
+GRID_LIMITS = (2**31 - 1, 65535, 65535)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,7 @@ class TensorMap:
     extents: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    swizzle_bytes: int = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +62,9 @@ class Call:
         return 0 in self.grid
 
 
-def evaluate(e: Any, values: Mapping[str, int]) -> int:
+def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
     """A scalar expression of a launch description: a number, a scalar's name, or [function, arguments...]."""
-    if isinstance(e, int):
+    if isinstance(e, (int, float)):
         return e
     if isinstance(e, str):
         return values[e]
@@ -96,15 +99,30 @@ def evaluate(e: Any, values: Mapping[str, int]) -> int:
 
 
 def misaligned(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
-    """Positions of tensors that have to be repacked first: 16 byte loads need addresses and strides in steps of 16 bytes."""
+    """Positions of tensors that have to be repacked first: 16 byte loads need addresses and strides in steps of 16 bytes, and a
+    kernel may be written for compact tensors only.
+    """
     out = []
+    compact = launch.target_facts.get("compact", ())
     for i, (parameter, tensor) in enumerate(zip(launch.tensors, tensors, strict=True)):
-        if parameter.name in launch.target_facts["aligned_16"]:
+        if parameter.name in compact and not _is_compact(tensor):
+            out.append(i)
+        elif parameter.name in launch.target_facts["aligned_16"]:
             strides = [s * ITEM_BYTES[parameter.dtype] for s in _strides(parameter, tensor)[:-1]]
             repeats = launch.target_facts["tensor_maps"] and _repeats(tensor)
             if repeats or any(x % TMA_ALIGNMENT for x in (tensor.data_ptr(), *strides)):
                 out.append(i)
     return out
+
+
+def _is_compact(tensor: TensorLike) -> bool:
+    """Whether the elements lie one after the other; an axis of one element may carry any stride."""
+    step, shape = 1, getattr(tensor, "shape", None)
+    for n, stride in zip(reversed(shape or ()), reversed(tensor.stride()), strict=shape is not None):
+        if n > 1 and stride != step:
+            return False
+        step *= max(1, n)
+    return True
 
 
 def _repeats(tensor: TensorLike) -> bool:
@@ -144,16 +162,29 @@ def make_call(
         if f["type"] == "tensor_map":
             maps.append(_tensor_map(facts["tensor_maps"][f["map"]], f["offset"], by_name, values, zeros))
             continue
-        struct.pack_into(FORMATS[f["type"]], block, f["offset"], _field(f, by_name, values, workspace))
-    x, y, z = (evaluate(e, values) for e in facts["grid"])
-    return Call(block, tuple(maps), (x, y, z))
+        value = _field(f, by_name, values, workspace)
+        try:
+            struct.pack_into(FORMATS[f["type"]], block, f["offset"], value)
+        except (struct.error, OverflowError):
+            raise LaunchError(f"parameters: {value} does not fit {f['type']} at byte {f['offset']}") from None
+    return Call(block, tuple(maps), _grid(facts, values))
+
+
+def _grid(facts: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, int, int]:
+    x, y, z = (int(evaluate(e, values)) for e in facts["grid"])
+    for axis, n, limit, step in zip("xyz", (x, y, z), GRID_LIMITS, facts.get("cluster", (1, 1, 1)), strict=True):
+        if not 0 <= n <= limit:
+            raise LaunchError(f"grid: expected 0 to {limit} blocks along {axis}, found {n}")
+        if n % step:
+            raise LaunchError(f"grid: expected blocks along {axis} in whole clusters of {step}, found {n}")
+    return x, y, z
 
 
 def _field(f: Mapping[str, Any], by_name: Mapping[str, Any], values: Mapping[str, Any], workspace: int) -> int | float:
     if "scalar" in f:
         return values[f["scalar"]]  # type: ignore[no-any-return]
     if "value" in f:
-        return evaluate(f["value"], values)
+        return evaluate(f["value"], values)  # type: ignore[no-any-return]
     if f.get("workspace"):
         return workspace
     parameter, tensor = by_name[f["tensor"]]
@@ -172,7 +203,9 @@ def _tensor_map(
     if empty:  # one element of zeros; everything else lies outside
         extents = (1,) * len(extents)
     # an axis of one element may carry any stride, but TMA wants a multiple of 16 bytes that is not 0
-    wide = tuple((strides[a] * item if isinstance(a, int) else int(a["bytes"])) or TMA_ALIGNMENT for a in m["strides"])
+    wide = tuple(
+        (strides[a] * item if isinstance(a, int) else int(evaluate(a["bytes"], values))) or TMA_ALIGNMENT for a in m["strides"]
+    )
     return TensorMap(
         offset,
         parameter.dtype,
@@ -180,4 +213,5 @@ def _tensor_map(
         tuple(max(1, n) for n in extents),
         wide,
         tuple(m["box"]),
+        int(m.get("swizzle_bytes", 128)),
     )

@@ -1,28 +1,58 @@
-"""Names that a 64-bit little-endian ELF shared object imports. Reads the dynamic symbol table only; not a disassembler."""
+"""What a 64-bit little-endian ELF file says of itself: imports, functions, what runs on loading. Not a disassembler.
+
+Shared objects and cubins are such files.
+"""
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 
-_SHT_DYNSYM = 11
+_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
+#: Sections whose functions a loader calls by itself: SHT_INIT_ARRAY, SHT_FINI_ARRAY, SHT_PREINIT_ARRAY.
+_SHT_CALLED = (14, 15, 16)
+_STT_FUNC = 2
 
 
 def imports_of(data: bytes) -> tuple[str, ...]:
     """Undefined dynamic symbols, sorted. Raises ValueError for anything but a 64-bit little-endian ELF file."""
+    return tuple(sorted({name for name, _, section in _symbols(data, _SHT_DYNSYM) if section == 0}))
+
+
+def functions_of(data: bytes) -> tuple[str, ...]:
+    """Functions that the file defines under names that others can find, sorted. Raises ValueError as above."""
+    found = {
+        name
+        for table in (_SHT_DYNSYM, _SHT_SYMTAB)
+        for name, info, section in _symbols(data, table)
+        if section and info & 15 == _STT_FUNC and info >> 4
+    }
+    return tuple(sorted(found))
+
+
+def initializer_bytes(data: bytes) -> int:
+    """Bytes of the tables of functions that run when the file is loaded or left. Raises ValueError as above."""
+    return sum(section[5] for section in _sections(data) if section[1] in _SHT_CALLED)
+
+
+def _sections(data: bytes) -> list[tuple[int, ...]]:
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("expected a 64-bit little-endian ELF file")
     (offset,) = struct.unpack_from("<Q", data, 0x28)
     entry_size, count = struct.unpack_from("<HH", data, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry_size) for i in range(count)]
-    names = set()
+    return [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry_size) for i in range(count)]
+
+
+def _symbols(data: bytes, table: int) -> Iterator[tuple[str, int, int]]:
+    """(name, info, section) of every named symbol of the tables of one kind; section 0: undefined."""
+    sections = _sections(data)
     for section in sections:
-        if section[1] != _SHT_DYNSYM:
+        if section[1] != table:
             continue
         start, size, link = section[4], section[5], section[6]
         strings = sections[link][4]
         for at in range(start, start + size, 24):
-            name, _info, _other, shndx = struct.unpack_from("<IBBH", data, at)
-            if shndx == 0 and name:
+            name, info, _other, shndx = struct.unpack_from("<IBBH", data, at)
+            if name:
                 end = data.index(b"\0", strings + name)
-                names.add(data[strings + name : end].decode(errors="replace"))
-    return tuple(sorted(names))
+                yield data[strings + name : end].decode(errors="replace"), info, shndx

@@ -16,8 +16,8 @@ from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, make_call, misa
 from verifier.launch import LaunchError, RawTensor, TensorLike, check_call
 
 ZEROS_BYTES = 1 << 16  # stands for empty tensors
-REPACK_THREADS = 256
-SWIZZLE_128 = 3  # CU_TENSOR_MAP_SWIZZLE_128B
+COPY_THREADS = 256
+SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_SWIZZLE_...
 L2_PROMOTION_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 
 
@@ -48,11 +48,15 @@ class Prepared:
     grid: tuple[int, int, int]
     block: Any
     repacks: tuple[Any, ...] = ()
+    unpacks: tuple[Any, ...] = ()
     kept: tuple[Any, ...] = ()
     parameters: Any = field(init=False)
 
     def __post_init__(self) -> None:
-        self.parameters = (ctypes.c_void_p * 1)(ctypes.addressof(self.block))
+        """Where the driver finds each parameter of the kernel: one struct, or the parts of the block that the launch names."""
+        at = ctypes.addressof(self.block)
+        parts = self.kernel.launch.target_facts["parameters"].get("parts", (0,))
+        self.parameters = (ctypes.c_void_p * len(parts))(*(at + part for part in parts))
 
     def run(self, stream: int = 0) -> None:
         if 0 in self.grid:
@@ -60,6 +64,8 @@ class Prepared:
         for repack in self.repacks:
             repack(stream)
         self.kernel.launch_block(self.grid, self.parameters, stream)
+        for unpack in self.unpacks:
+            unpack(stream)
 
 
 class CudaKernel:
@@ -81,7 +87,10 @@ class CudaKernel:
         wanted = self._facts["workspace"]
         self._workspace = self._zeroed(wanted["bytes"]) if wanted else 0
         self._zeros = self._zeroed(ZEROS_BYTES)
-        self._repack: Any = None
+        self._block = tuple(int(n) for n in self._facts.get("block", (self._facts["threads"], 1, 1)))
+        self._cluster = tuple(int(n) for n in self._facts.get("cluster", (1, 1, 1)))
+        self._copies: dict[str, Any] = {}
+        self._configs: dict[tuple[tuple[int, int, int], int], Any] = {}
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -120,56 +129,99 @@ class CudaKernel:
             if t is None and not p.written:
                 raise LaunchError(f"{p.name}: expected a tensor, found None; only outputs can be left out")
         given = list(tensors)
-        repacks = []
+        repacks, unpacks = [], []
         present = [t if t is not None else RawTensor(0, (0,) * p.ndim) for p, t in zip(self.launch.tensors, tensors, strict=True)]
         for i in misaligned(self.launch, present):
-            tensor = present[i]
-            given[i], run = self._repacked(self.launch.tensors[i], tensor)
-            repacks.append(run)
+            parameter = self.launch.tensors[i]
+            copy = _CompactCopy.of(parameter, present[i])
+            given[i] = copy.tensor
+            repacks.append(self._copy_run(parameter, copy, "repack"))
+            if parameter.written:  # what the kernel leaves alone stays as it was
+                unpacks.append(self._copy_run(parameter, copy, "unpack"))
         call = make_call(self.launch, given, scalars, self._workspace, self._sms, self._zeros)
         block = ctypes.create_string_buffer(bytes(self._with_maps(call)), len(call.block))
-        return Prepared(self, call.grid, block, tuple(repacks), (tuple(tensors), tuple(given)))
+        return Prepared(self, call.grid, block, tuple(repacks), tuple(unpacks), (tuple(tensors), tuple(given)))
 
     def launch_block(self, grid: tuple[int, int, int], parameters: Any, stream: int) -> None:
-        """`parameters`: an array with the address of a filled parameter block."""
-        threads, shared = int(self._facts["threads"]), int(self._facts["shared_bytes"])
-        status = _driver().cuLaunchKernel(self._function, *grid, threads, 1, 1, shared, stream, ctypes.addressof(parameters), 0)
+        """`parameters`: an array with the address of each of the kernel's parameters."""
+        shared, at = int(self._facts["shared_bytes"]), ctypes.addressof(parameters)
+        if self._cluster == (1, 1, 1):
+            status = _driver().cuLaunchKernel(self._function, *grid, *self._block, shared, stream, at, 0)
+        else:
+            status = _driver().cuLaunchKernelEx(self._config(grid, shared, stream), self._function, at, 0)
         if int(status[0]):
             checked(status, f"{self.launch.entry}: launch")
+
+    def _config(self, grid: tuple[int, int, int], shared: int, stream: int) -> Any:
+        """The last configuration of launches in clusters again, where it is the same."""
+        if (grid, stream) not in self._configs:
+            self._configs = {(grid, stream): cluster_config(grid, self._block, self._cluster, shared, stream)}
+        return self._configs[grid, stream]
 
     def _with_maps(self, call: Call) -> bytearray:
         for m in call.maps:
             call.block[m.offset : m.offset + 128] = encode_tensor_map(m)
         return call.block
 
-    def _repacked(self, parameter: TensorParameter, tensor: TensorLike) -> tuple[RawTensor, Any]:
-        """A compact copy for a tensor whose address or strides are not multiples of 16 bytes, and what fills it."""
-        driver, shape = _driver(), tuple(getattr(tensor, "shape", None) or ())
+    def _copy_run(self, parameter: TensorParameter, copy: _CompactCopy, what: str) -> Any:
+        """What queues the copy of a tensor into its compact form (`repack`) or back (`unpack`), by the module's own kernel."""
+        driver = _driver()
+        name = self._facts[what] + ("_32" if ITEM_BYTES[parameter.dtype] == 4 else "")
+        if name not in self._copies:
+            found = driver.cuModuleGetFunction(self._module, name.encode())
+            self._copies[name] = checked(found, f"{self.launch.entry}: {what}")
+        function, grid = self._copies[name], max(1, min(4 * self._sms, -(-copy.elements // COPY_THREADS)))
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(copy.block))
+
+        def run(stream: int) -> None:
+            at = ctypes.addressof(parameters)
+            launched = driver.cuLaunchKernel(function, grid, 1, 1, COPY_THREADS, 1, 1, 0, stream, at, 0)
+            checked(launched, f"{self.launch.entry}: {what} of {parameter.name}")
+
+        run.kept = (copy, parameters)  # type: ignore[attr-defined]
+        return run
+
+
+@dataclass
+class _CompactCopy:
+    """Device memory for a tensor whose elements then lie one after the other, and the argument of the kernels that copy."""
+
+    tensor: RawTensor
+    block: Any
+    elements: int
+    memory: _Memory
+
+    @staticmethod
+    def of(parameter: TensorParameter, tensor: TensorLike) -> _CompactCopy:
+        """Raises LaunchError for a tensor that no copy can be made of."""
+        shape = tuple(getattr(tensor, "shape", None) or ())
         if len(shape) != parameter.ndim or parameter.ndim > 4:
             raise LaunchError(
                 f"{parameter.name}: expected rows of 16 bytes; without a shape, or with over four axes, it cannot be repacked"
             )
-        if self._repack is None:
-            name = self._facts["repack"].encode()
-            self._repack = checked(driver.cuModuleGetFunction(self._module, name), f"{self.launch.entry}: repack")
         strides = [1] * parameter.ndim
         for a in range(parameter.ndim - 2, -1, -1):
             strides[a] = strides[a + 1] * shape[a + 1]
         total = strides[0] * shape[0]
-        copy = checked(driver.cuMemAlloc(max(16, total * ITEM_BYTES[parameter.dtype])), f"{parameter.name}: repack")
+        copy = int(checked(_driver().cuMemAlloc(max(16, total * ITEM_BYTES[parameter.dtype])), f"{parameter.name}: repack"))
         lead = 4 - parameter.ndim
-        block = (ctypes.c_int64 * 10)(tensor.data_ptr(), int(copy), *([1] * lead), *shape, *([0] * lead), *tensor.stride())
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(block))
-        grid = max(1, min(4 * self._sms, -(-total // REPACK_THREADS)))
+        block = (ctypes.c_int64 * 10)(tensor.data_ptr(), copy, *([1] * lead), *shape, *([0] * lead), *tensor.stride())
+        return _CompactCopy(RawTensor(copy, tuple(strides), shape), block, total, _Memory(copy))
 
-        def run(stream: int) -> None:
-            launched = driver.cuLaunchKernel(
-                self._repack, grid, 1, 1, REPACK_THREADS, 1, 1, 0, stream, ctypes.addressof(parameters), 0
-            )
-            checked(launched, f"{self.launch.entry}: repack of {parameter.name}")
 
-        run.kept = (block, parameters, _Memory(int(copy)))  # type: ignore[attr-defined]
-        return RawTensor(int(copy), tuple(strides), shape), run
+def cluster_config(grid: tuple[int, int, int], block: tuple[int, ...], cluster: tuple[int, ...], shared: int, stream: int) -> Any:
+    """What `cuLaunchKernelEx` takes for blocks in clusters."""
+    driver = _driver()
+    config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid
+    config.blockDimX, config.blockDimY, config.blockDimZ = block
+    config.sharedMemBytes, config.hStream = shared, stream
+    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    size = attribute.value.clusterDim
+    size.x, size.y, size.z = cluster
+    attribute.value.clusterDim = size
+    config.attrs, config.numAttrs = [attribute], 1
+    return config
 
 
 class _Memory:
@@ -187,7 +239,12 @@ def encode_tensor_map(m: TensorMap) -> bytes:
     """The 128 bytes of a tensor map (CUtensorMap)."""
     driver = _driver()
     dtype = driver.CUtensorMapDataType
-    kind = {"bf16": dtype.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, "f16": dtype.CU_TENSOR_MAP_DATA_TYPE_FLOAT16}[m.dtype]
+    kind = {
+        "bf16": dtype.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        "f16": dtype.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        "f32": dtype.CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        "i32": dtype.CU_TENSOR_MAP_DATA_TYPE_INT32,
+    }[m.dtype]
     rank = len(m.extents)
     encoded = checked(
         driver.cuTensorMapEncodeTiled(
@@ -199,7 +256,7 @@ def encode_tensor_map(m: TensorMap) -> bytes:
             [driver.cuuint32_t(n) for n in m.box],
             [driver.cuuint32_t(1)] * rank,
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            driver.CUtensorMapSwizzle(SWIZZLE_128),
+            driver.CUtensorMapSwizzle(SWIZZLES[m.swizzle_bytes]),
             driver.CUtensorMapL2promotion(L2_PROMOTION_256),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         ),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 REASONS: dict[str, Literal["final", "transient"]] = {
     "ok": "final",
     "tl_rejected": "final",
+    "source_rejected": "final",
     "translate_failed": "final",
     "unsupported_dtype": "final",
     "does_not_fit": "final",

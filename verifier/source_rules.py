@@ -11,26 +11,28 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from generator.translate.direct.headers import CPU_HEADERS, CUDA_HEADERS
+
 Language = Literal["c++", "cuda"]
 
 MAX_SOURCE_BYTES = 1 << 20
 
-#: Headers that hold device intrinsics or fixed-width types and nothing that touches the system.
+#: Headers that hold intrinsics, maths, fixed-width types or device code, and nothing that touches the system; besides our own.
 ALLOWED_HEADERS: dict[Language, frozenset[str]] = {
-    "c++": frozenset({"immintrin.h", "stdint.h", "stddef.h", "cstdint", "cstddef", "farm_call.h"}),
+    "c++": frozenset({"immintrin.h", "stdint.h", "stddef.h", "cstdint", "cstddef", "math.h", "cmath", "string.h", "cstring"})
+    | frozenset(CPU_HEADERS),
     "cuda": frozenset(
         {
             "cuda_bf16.h",
             "cuda_fp16.h",
             "cuda_fp8.h",
             "mma.h",
-            "stdint.h",
-            "cstdint",
             "cuda_pipeline.h",
             "cuda_pipeline_primitives.h",
         }
         | {"cuda/barrier", "cuda/pipeline", "cuda/std/cstdint", "cooperative_groups.h"}
-    ),
+    )
+    | frozenset(CUDA_HEADERS),
 }
 
 #: Words that no kernel needs -> why they are refused.

@@ -104,6 +104,13 @@ def test_an_lse_that_is_wanted_is_written(bound) -> None:
     assert (lse.pointer, lse.shape, lse.strides) == (999, (2, 4, 8), (32, 8, 1))
 
 
+def test_a_kernel_that_insists_on_every_output_gets_a_place_for_its_lse(bound) -> None:
+    frame, kernel = bound
+    frame._every_output = True
+    frame.run(*tensors())
+    assert kernel.prepared[0][0][4].pointer == 999
+
+
 def test_packed_calls_are_few(bound) -> None:
     frame, kernel = bound
     for i in range(KEPT_CALLS + 5):
