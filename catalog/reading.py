@@ -268,7 +268,8 @@ class View:
 def _allowed(table: pa.Table, fences: Sequence[marks.Fence]) -> pa.Array:
     """Mask of the rows that no fence drops."""
     allowed = pa.array(np.ones(table.num_rows, dtype=bool))
-    for fence in fences:
+    present = set(pc.unique(table["run_id"]).to_pylist()) if fences else set()
+    for fence in (f for f in fences if f.run_id in present):
         within = pa.array(np.zeros(table.num_rows, dtype=bool))
         for writer, limit in fence.limits.items():
             within = pc.or_(within, pc.and_(pc.equal(table["writer_id"], writer), pc.less_equal(table["sequence"], limit)))

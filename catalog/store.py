@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from catalog import journal, marks, query, snapshot, writing
+from catalog import journal, marks, query, snapshot, starts, writing
 from catalog.artifacts import Artifacts
 from catalog.errors import CatalogError, DamagedFile, LocationError, NewerSchema, QueryError, StorageError
 from catalog.filters import Filters, to_expression
@@ -209,6 +209,14 @@ class Catalog:
         now = dt.datetime.now(dt.UTC).isoformat()
         fence = marks.Fence(run_id, {row["writer_id"]: row["sequence_max"] for row in limits}, now)
         marks.write(self.location, f"{marks.FENCES}/{run_id}.json", fence)
+
+    def start_run(self, run_id: str, sweep_id: str, where: str = "") -> tuple[str, ...]:
+        """Notes a start of a sweep, and fences earlier ones that may still be writing: their run ids (`catalog.starts`)."""
+        return starts.take_over(self, run_id, sweep_id, where)
+
+    def is_fenced(self, run_id: str) -> bool:
+        """Whether a later start superseded this run."""
+        return starts.is_fenced(self, run_id)
 
     def revoke(self, reason: str, *, row_id: str | None = None, binary_hash: str | None = None) -> int:
         """Takes a row, or all rows of a binary, out of service for good; how many rows. Raises QueryError, CatalogError."""

@@ -1,13 +1,16 @@
-"""What runs on Ray's workers: the builder task, the device actor, and the session. Knows no queue and no plan."""
+"""What runs on Ray's workers (the builder task, the device actor, a node's look at itself), and the session. Knows no queue."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import platform
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 # Ray reads these on import and on start. Workers at niceness 15 would be timed beside whatever else runs at 0.
@@ -23,6 +26,7 @@ from farm.devices import LocalDevice
 from farm.executors import stages_of, trouble_of
 from farm.jobs import Built, Job, Row, Shop
 from farm.quiet import StillBusy
+from farm.rows import fetched_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +47,83 @@ def versions() -> dict[str, str]:
     return {"python": python, "ray": ray.__version__, "translator": translator_version(), "harness": harness_version()}
 
 
+def installed() -> dict[str, str]:
+    """What else is told of a node: it may differ without harm to pickles, and rows record it."""
+    from verifier.compile import NoCompiler, find_compiler
+    from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
+    from verifier.environment import package_version
+
+    found = {name: package_version(name) for name in ("torch", "kernel-farm")}
+    try:
+        found["C++ compiler"] = find_compiler().version
+    except NoCompiler:
+        found["C++ compiler"] = ""
+    try:
+        found["CUDA compiler"] = str(find_cuda_compiler().version)
+    except NoCudaCompiler:
+        found["CUDA compiler"] = ""
+    return found
+
+
+#: Of these a preflight prints the versions; translator and harness are digests, and told where they differ.
+SHOWN = ("python", "ray", "torch", "kernel-farm", "C++ compiler", "CUDA compiler")
+
+
+@ray.remote(num_cpus=0, max_retries=0)
+def told() -> dict[str, str]:
+    """What a node has."""
+    return versions() | installed()
+
+
+def _built(job: Job, shop: Shop) -> Built | Row:
+    stages = stages_of(shop)
+    try:
+        made: Built | Row = stages.build(job, shop)
+        return made
+    except Exception as error:
+        row: Row = stages.row_without_verdict(job, "not_run", trouble_of(error))
+        return row
+
+
 @ray.remote(num_cpus=1, max_retries=0)
 def build(job: Job, shop: Shop) -> Built | Row:
     """One job up to its binary, or the row of its failure."""
-    stages = stages_of(shop)
+    return _built(job, here(shop))
+
+
+@ray.remote(num_cpus=1, max_retries=0, num_returns=2)
+def build_to_send(job: Job, shop: Shop) -> tuple[Built | Row, bytes]:
+    """The same with the binary's bytes, which stay in this node's object store until a device's node wants them."""
+    result = _built(job, here(shop))
+    path = Path(result.binary.path) if isinstance(result, Built) and result.binary.path else None
+    return result, path.read_bytes() if path is not None and path.is_file() else b""
+
+
+def here(shop: Shop) -> Shop:
+    """The shop on this node: where its driver named no cache, the one of this node's own settings."""
+    if shop.cache:
+        return shop
+    from farm.config import load_config
+
+    cache = load_config().cache
+    cache.mkdir(parents=True, exist_ok=True)
+    return replace(shop, cache=str(cache))
+
+
+def bring(built: Built, data: Any, cache: str) -> None:
+    """Puts a binary of another node where `rows.present` looks for it. What fails here, that gets from the catalog."""
+    path = fetched_path(cache, built.binary.hash)
+    if not built.binary.path or Path(built.binary.path).is_file() or path.is_file():
+        return
     try:
-        return stages.build(job, shop)
-    except Exception as error:
-        return stages.row_without_verdict(job, "not_run", trouble_of(error))
+        content = ray.get(data, timeout=30)
+    except Exception:
+        return  # the node that built it is gone, or no store had room
+    if hashlib.sha256(content).hexdigest() == built.binary.hash:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_suffix(f".{os.getpid()}.tmp")
+        fresh.write_bytes(content)
+        fresh.replace(path)
 
 
 @ray.remote(max_restarts=0, max_task_retries=0)
@@ -58,31 +131,44 @@ class Device:
     """Owns the measuring slot of one device. Holds no CUDA context and no candidate: both live in killable children."""
 
     def __init__(self, device: str, expected_class: str, shop: Shop) -> None:
-        self._device, self._expected, self._shop = device, expected_class, shop
+        self._device, self._expected, self._shop = device, expected_class, here(shop)
+        self._node = ray.get_runtime_context().get_node_id()
 
     def hello(self, driver: dict[str, str]) -> Hello:
-        node, here = ray.get_runtime_context().get_node_id(), versions()
+        own = versions()
         differing = tuple(
-            f"{name} is {here[name]} here and {driver[name]} at the driver" for name in driver if here[name] != driver[name]
+            f"{name} is {own[name]} here and {driver[name]} at the driver" for name in driver if own[name] != driver[name]
         )
         found, problems = stages_of(self._shop).inspect_device(self._device, self._shop, self._expected)
-        return Hello(node, os.getpid(), found, differing + problems)
+        return Hello(self._node, os.getpid(), found, differing + problems)
 
-    def prove(self, built: Built) -> tuple[Row | str, float]:
-        """The row, and the seconds that the device was busy; or who kept it from being measured on, and how long it waited."""
+    def prove(self, built: Built, data: list[Any]) -> tuple[Row | str, float]:
+        """The row, and the seconds that the device was busy; or who kept it from being measured on, and how long it waited.
+
+        data: a reference to the binary's bytes, where they may travel; within a list Ray does not resolve it, so that one whose
+        node is gone does not fail the call.
+        """
         start = time.monotonic()
         stages = stages_of(self._shop)
+        if data:
+            bring(built, data[0], self._shop.cache)
         try:
             row = stages.prove(built, self._shop, self._device)
         except StillBusy as busy:
             return str(busy), time.monotonic() - start
         except Exception as error:
             row = stages.row_without_verdict(built.job, "not_run", trouble_of(error))
-        row["ray_node_id"] = ray.get_runtime_context().get_node_id()
+        row["ray_node_id"] = self._node
         return row, time.monotonic() - start
 
 
+#: What is known of the session that this process is in.
+_SESSION: dict[str, str] = {}
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
+
+
+#: In a session of our own nobody looks at Ray's records of tasks and its metrics, which cost a millisecond of CPU an attempt.
+_WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0", "RAY_enable_metrics_collection": "0"}
 
 
 def start_session(address: str, num_cpus: int) -> str:
@@ -93,6 +179,7 @@ def start_session(address: str, num_cpus: int) -> str:
     if address != "local":
         join_cluster(address)
         return ""
+    os.environ.update(_WITHOUT_DASHBOARD)
     context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **_QUIET)
     return str(context.address_info["session_dir"])
 
@@ -101,13 +188,23 @@ def join_cluster(address: str) -> None:
     """Connects to a running cluster, once. Raises InputError where there is none at the address."""
     if ray.is_initialized():
         return
+    if address.startswith("ray://") and find_spec("grpc") is None:
+        raise InputError("--address", f"{address!r} needs Ray's client, not installed here: pip install 'kernel-farm[client]'")
     try:
-        ray.init(address=address, **_QUIET)
+        context = ray.init(address=address, **_QUIET)
     except (OSError, RuntimeError, ValueError) as error:
         said = re.split(r"\. (?=[A-Z])", " ".join(str(error).split()))[0].rstrip(".")
         wanted = "expected local, or a running cluster: auto or ray://HOST:PORT"
         raise InputError("--address", f"{wanted}; {address!r}: {said}") from None
+    _SESSION["dashboard"] = str(context.dashboard_url or "")
 
 
 def stop_session() -> None:
+    _SESSION.clear()
     ray.shutdown()
+
+
+def dashboard() -> str:
+    """The address of the cluster's dashboard; "" where it has none."""
+    url = _SESSION.get("dashboard", "")
+    return url if not url or "://" in url else f"http://{url}"

@@ -16,7 +16,7 @@ import typer
 
 from farm.catalog_commands import catalog_app
 from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption, guard, print_lines
-from farm.machine_commands import doctor, report, selftest, status, targets, variants
+from farm.machine_commands import doctor, preflight, report, selftest, status, targets, variants
 from farm.row_commands import explain, logs, reproduce
 from farm.tl_commands import tl_app
 
@@ -30,6 +30,7 @@ app = typer.Typer(
 app.add_typer(tl_app, name="tl")
 app.add_typer(catalog_app, name="catalog")
 app.command(epilog="Example: farm doctor --catalog ./farm-catalog")(doctor)
+app.command(epilog="Example: farm preflight my_model.yaml --address auto")(preflight)
 app.command(epilog="Example: farm report --catalog ./farm-catalog -o report.html")(report)
 app.command(epilog="Example: farm explain 1x32/8x777 --dim 128 --dtype fp32 --causal")(explain)
 app.command(epilog="Example: farm reproduce 3fa94c --catalog ./farm-catalog")(reproduce)
@@ -78,6 +79,9 @@ def sweep(
         int | None, typer.Option(min=1, max=1000, help="Candidates of the search for each problem, instead of the plan's.")
     ] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Run CUDA kernels under compute-sanitizer too.")] = False,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="On a cluster: build for targets that no node judges, as rows that say so.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be solved.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     as_json: JsonOption = False,
@@ -107,12 +111,19 @@ def sweep(
         _print_problems(chosen, as_json)
         return
     from farm.config import load_config
-    from farm.sweep import Options, run_sweep
+    from farm.on_ray import Options
+    from farm.sweep import run_sweep
     from farm.tables import print_summary
 
     config = load_config()
     options = Options(
-        chosen.catalog or config.catalog if catalog is None else catalog, executor, address, quiet, stages, sanitize
+        chosen.catalog or config.catalog if catalog is None else catalog,
+        executor,
+        address,
+        quiet,
+        stages,
+        allow_missing,
+        sanitize,
     )
     summary = run_sweep(chosen, options, config)
     if as_json:

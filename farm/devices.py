@@ -25,7 +25,8 @@ CLASSES = {
 class LocalDevice:
     """One device: its name here ("cpu", "cuda:0"), its class, its key, and the targets whose binaries it runs.
 
-    borrowed: of these, targets of older cards, whose source is compiled for `arch` so that this card can check it.
+    borrowed: of these, targets of older cards, whose source is compiled for `arch` so that this card can check it. facts: what
+    it says of itself (compute capability, memory, MIG, ...), and the rates that were measured on it.
     """
 
     device: str
@@ -35,6 +36,7 @@ class LocalDevice:
     targets: tuple[str, ...]
     borrowed: tuple[str, ...] = ()
     arch: str = ""
+    facts: tuple[tuple[str, int | float | str], ...] = ()
 
 
 @functools.lru_cache(maxsize=4)
@@ -53,10 +55,10 @@ def local_device(device: str) -> LocalDevice:
     """ "cpu", or a GPU by its name here. Raises NoDevice."""
     key = device_key(device)
     if device == "cpu":
-        return LocalDevice("cpu", "cpu", key.name, key.hash, forms_here())
+        return LocalDevice("cpu", "cpu", key.name, key.hash, forms_here(), facts=key.facts)
     major, minor = (int(n) for n in str(key["compute_capability"]).split("."))
     own, older = targets_of(major, minor)
-    return LocalDevice(device, class_of(key.name), key.name, key.hash, own + older, older, f"sm_{major}{minor}")
+    return LocalDevice(device, class_of(key.name), key.name, key.hash, own + older, older, f"sm_{major}{minor}", key.facts)
 
 
 def class_of(name: str) -> str:

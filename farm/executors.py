@@ -28,8 +28,17 @@ class Executor(Protocol):
         """Jobs that may be in hand at a time so that nothing waits for work."""
         ...
 
+    @property
+    def settled(self) -> bool:
+        """Whether every device that there is has said what it is, or that it cannot serve."""
+        ...
+
     def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
         """Each target on every kind of device in service that judges it; grows while devices join."""
+        ...
+
+    def room(self, place: Place) -> int:
+        """Searches of a place that may be open at a time: none while it has no device in service."""
         ...
 
     def submit(self, job: Job) -> Future[Row]: ...
@@ -99,6 +108,7 @@ class LocalExecutor:
     """One job at a time on a thread of this process: for debugging, tests, and machines without Ray."""
 
     capacity = 2
+    settled = True
 
     def __init__(self, shop: Shop) -> None:
         self._shop = shop
@@ -109,6 +119,9 @@ class LocalExecutor:
 
     def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
         return places_of(targets, stages_of(self._shop).devices())
+
+    def room(self, place: Place) -> int:
+        return self.capacity
 
     def submit(self, job: Job) -> Future[Row]:
         future: Future[Row] = Future()

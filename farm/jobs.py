@@ -56,8 +56,8 @@ class Job:
 class Shop:
     """Where and within which limits jobs are worked on: the same for every job of a sweep, and small enough to travel.
 
-    catalog: its location, artifacts included. cache: this machine's folder of binaries. variants: the user's own rules.
-    sanitize: whether cubins that pass are run under NVIDIA's compute-sanitizer as well.
+    catalog: its location, artifacts included. cache: the folder of binaries; "": on each node the one that its settings name.
+    variants: the user's own rules. sanitize: whether cubins that pass are run under NVIDIA's compute-sanitizer as well.
     slot_wait_s: how long `prove` waits for others to leave a device alone before it says so and is asked again.
     stages: the module whose `build`, `prove` and `row_without_verdict` do the work; tests and benchmarks put stand-ins here.
     """

@@ -1,4 +1,4 @@
-"""`farm doctor`, `selftest`, `targets`, `variants`, `report`: what a machine can do, what a catalog holds."""
+"""`farm doctor`, `preflight`, `selftest`, `targets`, `variants`, `report`: what a machine can do, what a catalog holds."""
 
 from __future__ import annotations
 
@@ -31,6 +31,36 @@ def doctor(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
         for what, targets in (("build for", found.can_build), ("verify", found.can_verify), ("load", found.can_load)):
             typer.echo(f"This machine can {what}: {', '.join(targets) or 'nothing'}")
     if not found.well:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def preflight(
+    plan: Annotated[
+        Path | None, typer.Argument(help="The plan to be run. Left out: the small default plan.", show_default=False)
+    ] = None,
+    address: Annotated[str, typer.Option(help="The cluster: auto or ray://HOST:PORT.")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """What every node of a cluster has, and what a plan asks for that none can meet: then the exit code is 1."""
+    from farm.actors import join_cluster, stop_session
+    from farm.plan import load_plan
+    from farm.preflight import preflight as look
+    from farm.rules import resolved_targets
+
+    targets = resolved_targets(load_plan(plan).targets)
+    if address == "local":
+        raise InputError("--address", "expected auto or ray://HOST:PORT; `farm doctor` looks at this machine")
+    join_cluster(address)
+    try:
+        found = look(targets)
+    finally:
+        stop_session()
+    if as_json:
+        typer.echo(json.dumps(found.plain()))
+    else:
+        for line in found.lines():
+            typer.echo(line)
+    if not found.ready:
         raise typer.Exit(EXIT_FAILED)
 
 

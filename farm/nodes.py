@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -73,6 +74,31 @@ def targets_of_class(device_class: str) -> tuple[str, ...]:
     return own + older
 
 
-def builder_cpus(nodes: Iterable[Mapping[str, Any]]) -> int:
-    """CPUs of the cluster on which builders may work: those of nodes whose CPUs no measurement owns."""
-    return int(sum(n["Resources"].get("CPU", 0) for n in nodes if n["Alive"] and f"{PREFIX}cpu" not in n["Resources"]))
+def builder_cpus(nodes: Iterable[Mapping[str, Any]], wishes: Iterable[DeviceWish] = ()) -> int:
+    """CPUs of the cluster on which builders may work: what device actors do not hold, on nodes whose CPUs no measurement owns."""
+    held = Counter[str]()
+    for wish in wishes:
+        held[wish.node_id] += int(dict(wish.options)["num_cpus"])
+    free = (
+        n["Resources"].get("CPU", 0) - held[n["NodeID"]] for n in nodes if n["Alive"] and f"{PREFIX}cpu" not in n["Resources"]
+    )
+    return int(sum(max(0, cpus) for cpus in free))
+
+
+def classes_of(node: Mapping[str, Any]) -> dict[str, int]:
+    """Class -> how many devices of it a node says that it has."""
+    return {name.removeprefix(PREFIX): int(n) for name, n in sorted(node["Resources"].items()) if name.startswith(PREFIX)}
+
+
+def unmet_targets(targets: Iterable[str], nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Target -> why no living node can judge it, with the cure; those that one can are not named."""
+    nodes = [n for n in nodes if n["Alive"]]
+    there = {name for node in nodes for name in classes_of(node)}
+    unmet = {}
+    for target in targets:
+        able = [name for name in ("cpu", *CAPABILITIES) if target in targets_of_class(name)]
+        if not there & set(able):
+            wanted = " or ".join(f"{PREFIX}{name}" for name in able) or "a class that is not known yet"
+            join = f"; join one with `ray start --address=HEAD:6379 --resources '{{\"{PREFIX}{able[0]}\": 1}}'`" if able else ""
+            unmet[target] = f"no node of the cluster has the resource {wanted}{join}"
+    return unmet

@@ -22,6 +22,9 @@ class Place:
     device_class: str = ""
     arch: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.target} on {self.device_class}" if self.device_class else self.target
+
     def put(self, job: Job) -> Job:
         """The job here: the same program on another kind of device is another attempt."""
         return replace(job, key=digest([job.key, self.device_key]), device_key=self.device_key, arch=self.arch)

@@ -10,82 +10,67 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ray.exceptions import OutOfMemoryError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm import actors
 from farm.actors import ray
-from farm.devices import LocalDevice
+from farm.device_slots import QUEUED_PER_DEVICE, Slot, first_line, open_slot
 from farm.executors import UNVERIFIED, stages_of
 from farm.jobs import Built, Job, Row, Shop
-from farm.nodes import DeviceWish, builder_cpus, node_wishes
+from farm.nodes import DeviceWish, builder_cpus, classes_of, node_wishes
 from farm.places import Place, places_of
+from farm.queues import Kind, Queues, Ready, kind_of
 
 TICK_S = 0.1
-QUEUED_PER_DEVICE = 2  # one running, one waiting
+STOCK_PER_DEVICE = 4  # attempts being built, built and in hand, for each device of their kind
 STRIKES = 3  # deaths in a row without a finished job, after which a device is out of service
 HELLO_S = 300.0  # for a device to start and pass its self-test
 GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
 WATCH_S = 3.0  # between looks at a cluster's nodes
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One device in service: its actor and what it has in hand, in the order given."""
-
-    wish: DeviceWish
-    actor: Any
-    hello: Any = None  # the reference, until the answer is there
-    device: LocalDevice | None = None
-    tasks: dict[Any, Built] = field(default_factory=dict)
-    deadline: float = 0.0
-    strikes: int = 0
-    out_of_service: str = ""
-    waits_for: str = ""  # who works or measures on the device, while it cannot be measured on
-    busy_s: float = 0.0
-
-    @property
-    def ready(self) -> bool:
-        return self.device is not None and self.hello is None and not self.out_of_service
-
-    def may_judge(self, job: Job) -> bool:
-        """Whether it is, or before it said what it is may be, of the job's kind."""
-        return job.target in self.wish.targets and (self.device is None or self.device.key == job.device_key)
-
-    def describe(self) -> dict[str, Any]:
-        name = self.device.name if self.device else self.wish.expected_class
-        return {
-            "device": self.wish.device, "about": name, "out_of_service": self.out_of_service, "waits_for": self.waits_for,
-            "in_hand": len(self.tasks), "busy_s": round(self.busy_s, 3),
-        }  # fmt: skip
+PATIENCE_S = 300.0  # that jobs of a kind wait for a device when a cluster has lost its last one
+KEPT_BINARIES = 1024  # references to binaries that may be asked for again, by a later rung of their search
 
 
 @dataclass(slots=True)
 class _Building:
     job: Job
     deadline: float
+    data: Any = None
 
 
 class RayExecutor:
-    """wishes: the devices of this machine. targets: with these instead, devices are those of a cluster's nodes, now and later."""
+    """wishes: the devices of this machine. targets: with these instead, devices are those of a cluster's nodes, now and later.
+
+    unmet: target -> why no node can judge it (`farm.preflight`): its jobs are built, and end as rows that say so.
+    """
 
     def __init__(
-        self, shop: Shop, wishes: Iterable[DeviceWish] = (), num_builders: int = 1, targets: tuple[str, ...] | None = None
+        self,
+        shop: Shop,
+        wishes: Iterable[DeviceWish] = (),
+        num_builders: int = 1,
+        targets: tuple[str, ...] | None = None,
+        *,
+        unmet: Mapping[str, str] | None = None,
+        patience_s: float = PATIENCE_S,
     ) -> None:
         self._shop, self._num_builders, self._targets = shop, max(1, num_builders), targets
         self._most_builders = 1 << 20
+        self._unmet, self._patience_s = dict(unmet or {}), patience_s if targets is not None else 0.0
         self._stages, self._versions = stages_of(shop), actors.versions()
         self._lock = threading.Condition()
-        self._todo: deque[Job] = deque()
+        self._queues = Queues()
         self._futures: dict[str, Future[Row]] = {}
         self._building: dict[Any, _Building] = {}
-        self._built: deque[Built] = deque()
+        self._binaries: OrderedDict[str, Any] = OrderedDict()
+        self._alone_since: dict[Kind, float] = {}
+        self._nodes: list[dict[str, Any]] = []
         self._slots = [self._open(wish) for wish in wishes]
         self._closed, self._looked = False, 0.0
         self._started = time.monotonic()
@@ -99,19 +84,26 @@ class RayExecutor:
     def capacity(self) -> int:
         return 2 * self._num_builders + (QUEUED_PER_DEVICE + 1) * max(1, len(self._slots))
 
+    def room(self, place: Place) -> int:
+        """Searches of a place that may be open at a time: enough to keep its devices at work, none while it has none."""
+        if place.device_key is None:
+            return 2 * self._num_builders
+        serving = sum(s.may_judge(place.target, place.device_key) and not s.out_of_service for s in list(self._slots))
+        return (QUEUED_PER_DEVICE + 1) * serving + (2 if serving else 0)
+
+    @property
+    def settled(self) -> bool:
+        return not any(s.hello for s in list(self._slots))
+
     def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
-        """After every device has said what it is, or that it cannot serve."""
-        until = time.monotonic() + HELLO_S
-        while any(s.hello for s in self._slots) and time.monotonic() < until:
-            time.sleep(TICK_S)
-        return places_of(targets, tuple(s.device for s in self._slots if s.ready and s.device))
+        return places_of(targets, tuple(s.device for s in list(self._slots) if s.ready and s.device))
 
     def submit(self, job: Job) -> Future[Row]:
         future: Future[Row] = Future()
         with self._lock:
             assert job.key not in self._futures, "one attempt of a key at a time"
             self._futures[job.key] = future
-            self._todo.append(job)
+            self._queues.add(job)
             self._lock.notify()
         return future
 
@@ -121,13 +113,23 @@ class RayExecutor:
 
     def state(self) -> dict[str, Any]:
         elapsed = max(time.monotonic() - self._started, 1e-9)
+        slots = list(self._slots)
+        names = {s.device.key: s.device.device_class for s in slots if s.device}
+        with self._lock:
+            waiting = self._queues.waiting()
         return {
             "executor": "ray",
-            "waiting": len(self._todo),
+            "waiting": sum(jobs for jobs, _ in waiting.values()),
             "building": len(self._building),
-            "built": len(self._built),
-            "queues": dict(Counter(b.job.target for b in list(self._built))),
-            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in list(self._slots)],
+            "built": sum(ready for _, ready in waiting.values()),
+            "queues": [
+                {"target": target, "class": names.get(key or "", "no device"), "to_build": jobs, "to_judge": ready}
+                for (target, key), (jobs, ready) in sorted(waiting.items(), key=str)
+            ],
+            "classes": dict(Counter(s.device_class for s in slots if s.ready)),
+            "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in slots],
+            "nodes": self._nodes,
+            "dashboard": actors.dashboard(),
         }
 
     def close(self) -> None:
@@ -150,7 +152,7 @@ class RayExecutor:
             with self._lock:
                 if self._closed:
                     return
-                if not self._todo and not self._building and not self._built and not any(s.tasks or s.hello for s in self._slots):
+                if not self._queues.num_jobs and not self._in_hand():
                     self._lock.wait(1.0)
             self._look_at_nodes()
             for slot in self._slots:
@@ -159,6 +161,9 @@ class RayExecutor:
             self._collect()
             self._check_deadlines()
 
+    def _in_hand(self) -> bool:
+        return bool(self._building) or self._queues.num_ready > 0 or any(s.tasks or s.hello for s in self._slots)
+
     def _look_at_nodes(self) -> None:
         """Devices of nodes that joined come into service; those of nodes that are gone leave it."""
         if self._targets is None or time.monotonic() - self._looked < WATCH_S:
@@ -166,13 +171,15 @@ class RayExecutor:
         self._looked = time.monotonic()
         nodes: list[Mapping[str, Any]] = ray.nodes()
         alive = {n["NodeID"] for n in nodes if n["Alive"]}
-        self._num_builders = max(1, min(builder_cpus(nodes), self._most_builders))
+        self._nodes = [_node_facts(n) for n in nodes]
         for slot in self._slots:
             if slot.wish.node_id not in alive and not slot.out_of_service:
                 slot.out_of_service = "its node left the cluster"
                 self._let_go(slot, RuntimeError(slot.out_of_service))
         have = Counter((s.wish.node_id, s.wish.expected_class) for s in self._slots)
-        for wish in node_wishes(self._targets, nodes):
+        wishes = node_wishes(self._targets, nodes)
+        self._num_builders = max(1, min(builder_cpus(nodes, wishes), self._most_builders))
+        for wish in wishes:
             key = (wish.node_id, wish.expected_class)
             if have[key] > 0:
                 have[key] -= 1
@@ -180,40 +187,60 @@ class RayExecutor:
                 self._slots.append(self._open(wish))
 
     def _give_out(self) -> None:
-        devices = sum(not s.out_of_service for s in self._slots)
-        while self._todo and len(self._building) < self._num_builders and len(self._built) < self._num_builders + 2 * devices:
+        serving = Counter[Kind]()
+        for slot in self._slots:
+            if slot.device is not None and not slot.out_of_service:
+                serving.update((target, slot.device.key) for target in slot.device.targets)
+        while len(self._building) < self._num_builders:
             with self._lock:
-                job = self._todo.popleft()
-            if not self._wanted(job):
-                continue
-            ref = actors.build.remote(job, self._shop)
-            self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S)
-        for _ in range(len(self._built)):
-            self._place(self._built.popleft())
+                job = self._queues.next_job(serving, STOCK_PER_DEVICE)
+            if job is None:
+                break
+            if self._wanted(job):
+                self._build(job)
+        for kind in [kind for kind, waiting in self._queues.ready.items() if waiting]:
+            self._place_all(kind)
 
-    def _place(self, built: Built) -> None:
-        """To the least loaded device of its kind; back into the queue while all are busy; a row where there is none."""
-        if not self._wanted(built.job):
+    def _build(self, job: Job) -> None:
+        """On this machine the binary's file is enough; in a cluster its bytes go along."""
+        data = None
+        if self._targets is None:
+            ref = actors.build.remote(job, self._shop)
+        else:
+            ref, data = actors.build_to_send.remote(job, self._shop)
+        self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S, data)
+
+    def _place_all(self, kind: Kind) -> None:
+        """Built jobs to the least loaded devices of their kind, as long as one has room; rows where there is no such device."""
+        waiting = self._queues.ready[kind]
+        target, key = kind
+        if key is None:
+            reason, why = (
+                ("missing_device", self._unmet[target]) if target in self._unmet else ("compiled_unverified", UNVERIFIED)
+            )
+            self._end_unproven(waiting, reason, why)
             return
-        if built.job.device_key is None:
-            self._end(self._stages.row_unproven(built, "compiled_unverified", UNVERIFIED), built.job)
-            return
-        able = [s for s in self._slots if s.may_judge(built.job)]
+        able = [s for s in self._slots if s.may_judge(target, key)]
         serving = [s for s in able if not s.out_of_service]
         if not serving:
-            why = f"out of service: {able[0].out_of_service}" if able else "no device of its kind is left"
-            self._end(self._stages.row_unproven(built, "missing_device", why), built.job)
+            if time.monotonic() - self._alone_since.setdefault(kind, time.monotonic()) >= self._patience_s:
+                why = f"out of service: {able[0].out_of_service}" if able else "no device of its kind is left"
+                self._end_unproven(waiting, "missing_device", why)
             return
-        slot = min(serving, key=lambda s: (not s.ready, len(s.tasks)))
-        if slot.ready and len(slot.tasks) < QUEUED_PER_DEVICE:
-            self._hand_over(slot, built)
-        else:
-            self._built.append(built)
+        self._alone_since.pop(kind, None)
+        while waiting:
+            if not self._wanted(waiting[0].built.job):
+                waiting.popleft()
+                continue
+            slot = min(serving, key=lambda s: (not s.ready, len(s.tasks)))
+            if not slot.ready or len(slot.tasks) >= QUEUED_PER_DEVICE:
+                return
+            self._hand_over(slot, waiting.popleft())
 
-    def _hand_over(self, slot: _Slot, built: Built) -> None:
+    def _hand_over(self, slot: Slot, ready: Ready) -> None:
         if not slot.tasks:
             slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
-        slot.tasks[slot.actor.prove.remote(built)] = built
+        slot.tasks[slot.actor.prove.remote(ready.built, [ready.data] if ready.data is not None else [])] = ready
         self._head_runs(slot)
 
     def _wanted(self, job: Job) -> bool:
@@ -222,14 +249,15 @@ class RayExecutor:
             future = self._futures.get(job.key)
             if future is not None and future.cancelled():
                 del self._futures[job.key]
+                self._queues.ended(job)
                 future = None
         return future is not None
 
-    def _head_runs(self, slot: _Slot) -> None:
+    def _head_runs(self, slot: Slot) -> None:
         """The first job of a device is being worked on and cannot be taken back any more; those behind it can."""
-        for i, (ref, built) in enumerate(tuple(slot.tasks.items())):
+        for i, (ref, ready) in enumerate(tuple(slot.tasks.items())):
             with self._lock:
-                future = self._futures.get(built.job.key)
+                future = self._futures.get(ready.built.job.key)
             if i == 0 and future is not None and not future.running():
                 future.set_running_or_notify_cancel()
             elif i > 0 and future is not None and future.cancelled():
@@ -238,24 +266,26 @@ class RayExecutor:
     def _collect(self) -> None:
         refs = [*self._building, *(s.hello for s in self._slots if s.hello), *(ref for s in self._slots for ref in s.tasks)]
         if not refs:
+            if self._queues.num_ready:
+                time.sleep(TICK_S)  # for a device that may join
             return
         ready, _ = ray.wait(refs, num_returns=1, timeout=TICK_S)
         if ready and len(refs) > 1:
             ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
+        owners = {ref: s for s in self._slots for ref in (s.hello, *s.tasks) if ref} if ready else {}
         for ref in ready:
             if ref in self._building:
-                self._built_one(ref, self._building.pop(ref).job)
-            else:
-                slot = next((s for s in self._slots if ref is s.hello or ref in s.tasks), None)
-                if slot is not None:  # else: its actor died a moment ago, and its jobs were dealt with
-                    self._heard(slot, ref)
+                self._built_one(ref, self._building.pop(ref))
+            elif (slot := owners.get(ref)) is not None and (ref is slot.hello or ref in slot.tasks):
+                self._heard(slot, ref)  # else: its actor died a moment ago, and its jobs were dealt with
 
-    def _built_one(self, ref: Any, job: Job) -> None:
+    def _built_one(self, ref: Any, building: _Building) -> None:
+        job = building.job
         try:
             result = ray.get(ref, timeout=30)
         except OutOfMemoryError as error:
             self._fewer_builders()
-            self._end(self._stages.row_without_verdict(job, "compile_oom", f"builder: {_first_line(error)}"), job)
+            self._end(self._stages.row_without_verdict(job, "compile_oom", f"builder: {first_line(error)}"), job)
             return
         except Exception as error:
             self._end(self._lost(job, "builder", error), job)
@@ -263,7 +293,7 @@ class RayExecutor:
         if not isinstance(result, Built) and result["reason_code"] == "compile_oom":
             self._fewer_builders()
         if isinstance(result, Built):
-            self._built.append(result)
+            self._queues.ready[kind_of(job)].append(Ready(result, self._kept(result.binary.hash, building.data)))
         else:
             self._end(result, job)
 
@@ -271,11 +301,20 @@ class RayExecutor:
         """Memory ran out beside so many compilers: half of them, for the rest of this sweep."""
         self._most_builders = self._num_builders = max(1, self._num_builders // 2)
 
-    def _heard(self, slot: _Slot, ref: Any) -> None:
+    def _kept(self, name: str, data: Any) -> Any:
+        """One reference for each binary, whoever built it: Ray brings it to a node once."""
+        if data is None:
+            return None
+        kept = self._binaries[name] = self._binaries.pop(name, data)  # the newest last
+        while len(self._binaries) > KEPT_BINARIES:
+            self._binaries.popitem(last=False)
+        return kept
+
+    def _heard(self, slot: Slot, ref: Any) -> None:
         try:
             result = ray.get(ref, timeout=30)
         except ray.exceptions.TaskCancelledError:
-            self._wanted(slot.tasks.pop(ref).job)
+            self._wanted(slot.tasks.pop(ref).built.job)
             return
         except Exception as error:
             self._actor_died(slot, error)
@@ -286,32 +325,34 @@ class RayExecutor:
             return
         self._proved(slot, ref, *result)
 
-    def _proved(self, slot: _Slot, ref: Any, row: Row | str, seconds: float) -> None:
+    def _proved(self, slot: Slot, ref: Any, row: Row | str, seconds: float) -> None:
         """A row; or the name of who keeps the device, and then the job is asked for again: no limit counts waiting."""
         slot.strikes = 0
-        built = slot.tasks.pop(ref)
+        ready = slot.tasks.pop(ref)
         slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
         if isinstance(row, str):
             slot.waits_for = row
-            waited_s = built.columns.get("queue_s", 0.0) + self._shop.slot_wait_s
-            self._hand_over(slot, replace(built, columns=built.columns | {"queue_s": waited_s}))
+            columns = ready.built.columns
+            waited_s = columns.get("queue_s", 0.0) + self._shop.slot_wait_s
+            self._hand_over(slot, replace(ready, built=replace(ready.built, columns=columns | {"queue_s": waited_s})))
         else:
             slot.waits_for = ""
             slot.busy_s += seconds
-            self._end(row, built.job)
+            slot.num_ended += 1
+            self._end(row, ready.built.job)
 
-    def _actor_died(self, slot: _Slot, error: BaseException) -> None:
+    def _actor_died(self, slot: Slot, error: BaseException) -> None:
         if isinstance(error, OutOfMemoryError):
             self._fewer_builders()
         self._let_go(slot, error)
         slot.strikes += 1
         if slot.strikes >= STRIKES:
-            slot.out_of_service = f"{slot.strikes} deaths in a row, the last: {_first_line(error)}"
+            slot.out_of_service = f"{slot.strikes} deaths in a row, the last: {first_line(error)}"
         elif not slot.out_of_service:
             fresh = self._open(slot.wish)
             slot.actor, slot.hello, slot.deadline = fresh.actor, fresh.hello, fresh.deadline
 
-    def _save_ended(self, slot: _Slot) -> None:
+    def _save_ended(self, slot: Slot) -> None:
         """Results that came in before the actor died, and were not looked at yet."""
         ended, _ = ray.wait(list(slot.tasks), num_returns=len(slot.tasks), timeout=0) if slot.tasks else ([], [])
         for ref in ended:
@@ -320,15 +361,16 @@ class RayExecutor:
                 if not isinstance(row, str):
                     self._proved(slot, ref, row, seconds)
 
-    def _let_go(self, slot: _Slot, error: BaseException) -> None:
+    def _let_go(self, slot: Slot, error: BaseException) -> None:
         """The job at the head is the one that was running, and is lost; the queued one goes back without a mark."""
         self._save_ended(slot)
         jobs = list(slot.tasks.values())
         slot.tasks.clear()
         slot.hello = None
         if jobs:
-            self._end(self._lost(jobs[0].job, slot.wish.device, error), jobs[0].job)
-            self._built.extendleft(reversed(jobs[1:]))
+            lost = jobs[0].built.job
+            self._end(self._lost(lost, slot.wish.device, error), lost)
+            self._queues.put_back(jobs[1:])
         ray.kill(slot.actor, no_restart=True)
 
     def _check_deadlines(self) -> None:
@@ -344,23 +386,30 @@ class RayExecutor:
 
     # ------------------------------------------------------------------------------------------------------ small parts
 
-    def _open(self, wish: DeviceWish) -> _Slot:
-        options = dict(wish.options)
-        if wish.node_id:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(wish.node_id, soft=False)
-        actor = actors.Device.options(**options).remote(wish.device, wish.expected_class, self._shop)
-        return _Slot(wish, actor, hello=actor.hello.remote(self._versions), deadline=time.monotonic() + HELLO_S)
+    def _open(self, wish: DeviceWish) -> Slot:
+        return open_slot(wish, self._shop, self._versions, HELLO_S)
 
     def _lost(self, job: Job, who: str, error: BaseException) -> Row:
-        return self._stages.row_without_verdict(job, "lost_node", f"{who} was lost: {_first_line(error)}")
+        row: Row = self._stages.row_without_verdict(job, "lost_node", f"{who} was lost: {first_line(error)}")
+        return row
+
+    def _end_unproven(self, waiting: Any, reason: str, why: str) -> None:
+        while waiting:
+            built = waiting.popleft().built
+            self._end(self._stages.row_unproven(built, reason, why), built.job)
 
     def _end(self, row: Row, job: Job) -> None:
+        """The row of a job that was being built or later. A second end of the same attempt finds nobody who waits for it."""
         with self._lock:
             future = self._futures.pop(job.key, None)
+            if future is not None:
+                self._queues.ended(job)
         if future is not None and not future.cancelled():
             future.set_result(row)
 
 
-def _first_line(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0][:300]}" if lines else type(error).__name__
+def _node_facts(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A node of `ray.nodes()` for the display."""
+    cpus = node["Resources"].get("CPU", 0.0)
+    about = {"node": node["NodeID"][:8], "address": node["NodeManagerAddress"], "alive": node["Alive"], "cpus": cpus}
+    return about | {"classes": classes_of(node)}

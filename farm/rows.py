@@ -211,6 +211,11 @@ def _of_conditions(environment: dict[str, Any]) -> Columns:
     }
 
 
+def fetched_path(cache: str | Path, name: str) -> Path:
+    """Where this machine keeps a binary that was built elsewhere."""
+    return Path(cache) / "fetched" / name[:2] / name
+
+
 def present(binary: Binary, store: Artifacts, cache: Path) -> Binary:
     """The binary at a path of this machine: where it was built, or fetched from the catalog by its hash."""
     from dataclasses import replace
@@ -219,7 +224,7 @@ def present(binary: Binary, store: Artifacts, cache: Path) -> Binary:
         return binary
     if (local := store.local_path(binary.hash)) is not None and local.is_file():
         return replace(binary, path=str(local))
-    path = cache / "fetched" / binary.hash[:2] / binary.hash
+    path = fetched_path(cache, binary.hash)
     if not path.is_file():
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_suffix(f".{id(binary)}.tmp")

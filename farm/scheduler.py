@@ -1,7 +1,8 @@
 """Runs a sweep: opens searches, admits their attempts, tries transient failures again, writes every row. Works on none itself.
 
-A search is a coroutine that asks for attempts and sees their rows (`farm.search`). Plans stream: only as many searches are open
-as keep the executor busy. The sweep's state is the catalog: what ended there is not done again.
+A search is a coroutine that asks for attempts and sees their rows (`farm.search`). Plans stream, one stream for each kind of
+device: only as many searches are open as keep its devices busy. The sweep's state is the catalog: what ended there is not
+done again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
-from catalog.errors import StorageError
+from catalog.errors import FencedRun, StorageError
 from farm.executors import NO_SPACE, Executor
 from farm.jobs import Job, Row, device_seconds
 from farm.plan import Budget
@@ -22,6 +23,8 @@ from verifier.records import REASONS
 
 #: Transient reasons that are worth another try in the same sweep, and how many; the rest wait for the next start.
 RETRIES = {"lost_node": 2, "compile_oom": 1, "throttled": 2}
+
+LOOK_S = 2.0  # between looks for devices that joined
 
 
 class Stopped(Exception):
@@ -69,6 +72,17 @@ class Counts:
 Search = Callable[[Callable[[Job], Awaitable[Row]]], Awaitable[None]]
 
 
+@dataclass(slots=True)
+class Stream:
+    """Searches for one kind of device. room: how many of them its devices can use at a time, now."""
+
+    name: str
+    searches: Iterator[Search]
+    room: Callable[[], int]
+    num_open: int = 0
+    exhausted: bool = False
+
+
 @dataclass
 class Sweep:
     """One start of a sweep. `run` ends when every search has ended, or soon after `stop`.
@@ -84,6 +98,7 @@ class Sweep:
     budget: Budget = field(default_factory=Budget)
     width: int = 0
     storage_patience_s: float = 180.0
+    device_patience_s: float = 0.0
     interrupted_row: Callable[[Job, str, str], Row] | None = None
     counts: Counts = field(default_factory=Counts)
     stop_reason: str = ""
@@ -96,21 +111,34 @@ class Sweep:
 
     async def run(self, searches: Iterable[Search]) -> Counts:
         """Every search, as many at a time as the executor can use. Afterwards planned equals the rows written."""
-        open_searches: set[asyncio.Task[None]] = set()
+        return await self.run_streams([Stream("", iter(searches), lambda: self.executor.capacity)])
+
+    async def run_streams(self, streams: Iterable[Stream], joining: Callable[[], Iterable[Stream]] = tuple) -> Counts:
+        """Several streams side by side, each as wide as its devices can use. joining: streams that came up meanwhile."""
+        running, owners = list(streams), dict[asyncio.Task[None], Stream]()
         stopping = asyncio.ensure_future(self._stopping.wait())
+        stalled_since = None
         try:
-            for search in self._until_stopped(iter(searches)):
-                open_searches.add(asyncio.ensure_future(self._guarded(search)))
-                while len(open_searches) >= max(1, self.executor.capacity, self.width):
-                    open_searches = await self._some_end(open_searches, stopping)
-                    if self._stopping.is_set():
-                        break
-            while open_searches and not self._stopping.is_set():
-                open_searches = await self._some_end(open_searches, stopping)
+            while not self._is_over:
+                running = [s for s in running if not s.exhausted] + list(joining())
+                self._open_searches(running, owners)
+                if owners:
+                    stalled_since = None
+                    await self._some_end(owners, stopping)
+                    continue
+                if all(s.exhausted for s in running):
+                    break
+                stalled_since = stalled_since or time.monotonic()
+                if time.monotonic() - stalled_since >= self.device_patience_s:
+                    self.stop("no device is left for " + ", ".join(s.name for s in running if not s.exhausted))
+                else:
+                    await asyncio.wait({stopping}, timeout=min(LOOK_S, self.device_patience_s))
+            while owners and not self._stopping.is_set():
+                await self._some_end(owners, stopping)
         finally:
-            for task in open_searches:
+            for task in owners:
                 task.cancel()
-            await asyncio.gather(*open_searches, return_exceptions=True)
+            await asyncio.gather(*owners, return_exceptions=True)
             stopping.cancel()
         return self.counts
 
@@ -188,6 +216,9 @@ class Sweep:
         while True:
             try:
                 return self._write(job, row)
+            except FencedRun as error:
+                self.stop(str(error))
+                raise Stopped(self.stop_reason) from None
             except StorageError as error:
                 if time.monotonic() > until or self._stopping.is_set():
                     self.stop(f"rows cannot be stored: {error}")
@@ -217,11 +248,22 @@ class Sweep:
 
     # --------------------------------------------------------------------------------------------------- small parts
 
-    def _until_stopped(self, searches: Iterator[Search]) -> Iterator[Search]:
-        for search in searches:
-            if self._stopping.is_set() or self.stop_reason:
-                return
-            yield search
+    @property
+    def _is_over(self) -> bool:
+        return self._stopping.is_set() or bool(self.stop_reason)
+
+    def _open_searches(self, streams: list[Stream], owners: dict[asyncio.Task[None], Stream]) -> None:
+        """One of each stream in turn, until every one has as many open as its devices can use."""
+        rooms = {id(s): s.room() for s in streams}
+        rooms = {name: max(room, self.width) if room else 0 for name, room in rooms.items()}
+        while able := [s for s in streams if not s.exhausted and s.num_open < rooms[id(s)]]:
+            for stream in able:
+                search = next(stream.searches, None)
+                if search is None:
+                    stream.exhausted = True
+                    continue
+                stream.num_open += 1
+                owners[asyncio.ensure_future(self._guarded(search))] = stream
 
     async def _guarded(self, search: Search) -> None:
         try:
@@ -229,8 +271,9 @@ class Sweep:
         except Stopped as stopped:
             self.stop_reason = self.stop_reason or str(stopped)
 
-    async def _some_end(self, tasks: set[asyncio.Task[None]], stopping: asyncio.Future[Any]) -> set[asyncio.Task[None]]:
-        done, waiting = await asyncio.wait({*tasks, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    async def _some_end(self, owners: dict[asyncio.Task[None], Stream], stopping: asyncio.Future[Any]) -> None:
+        """Waits for the end of a search, for the end of the sweep, or for the time to look at devices again."""
+        done, _ = await asyncio.wait({*owners, stopping}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
         for task in done - {stopping}:
+            owners.pop(task).num_open -= 1  # type: ignore[arg-type]
             task.result()  # a fault of a search is a fault of ours
-        return {t for t in waiting if t is not stopping}

@@ -13,6 +13,7 @@ import functools
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from farm import rows
 from farm.devices import LocalDevice, devices_here, local_device, slot_of
 from farm.foreign import Refused, read_source
 from farm.jobs import ASIDE, Built, Job, Row, Shop
-from farm.quiet import measuring, working
+from farm.neighbours import strangers_on
+from farm.quiet import StillBusy, measuring, working
 from farm.variants import load_variants
 from farm.versions import harness_version, translator_version
 from generator.occupancy import cannot_run, not_worth_it, occupancy_of
@@ -36,6 +38,7 @@ from verifier.children import Limits
 from verifier.compile import compile_translated
 from verifier.environment import NoDevice
 from verifier.judge import judge
+from verifier.rates import ensure_rates
 from verifier.records import Binary, CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.selftest import ensure_selftest
 
@@ -95,9 +98,13 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
             return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
         asked = time.monotonic()
         with measuring(slot_of(device), shop.slot_wait_s):
-            started = time.monotonic()
+            started, strangers = time.monotonic(), strangers_on(device)
             result = _measured(binary, built, device)
+            strangers |= strangers_on(device)
             columns |= {"measure_s": time.monotonic() - started, "queue_s": columns.get("queue_s", 0.0) + started - asked}
+        if strangers:
+            who = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
+            return row_of(job, shop, columns, "throttled", f"on the device while it was timed, and none of ours: {who}")
     except SpecError as error:
         return row_of(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
     except NoDevice as error:
@@ -139,14 +146,24 @@ def row_of(job: Job, shop: Shop | None, columns: dict[str, Any], reason: str, me
 def inspect_device(device: str, shop: Shop, expected_class: str = "") -> tuple[LocalDevice, tuple[str, ...]]:
     """What a device says of itself on start, and what keeps it from serving.
 
-    Nothing is judged on a machine that does not refuse the traps and accept a known good kernel. expected_class: what the
+    Nothing is judged on a machine that does not refuse the traps and accept a known good kernel; what it gives to torch is then
+    measured (`verifier.rates`) and told with its facts. expected_class: what the
     cluster's configuration says that this node has.
     """
     found = local_device(device)
     if expected_class and found.device_class != expected_class:
         return found, (f"the node's resources say {expected_class}, and its device is {found.name} ({found.device_class})",)
     checks = ensure_selftest(shop.cache, device=device)
-    return found, tuple(f"self-test: {c.name}: expected {c.expected}, found {c.found}" for c in checks if not c.ok)
+    if failed := tuple(f"self-test: {c.name}: expected {c.expected}, found {c.found}" for c in checks if not c.ok):
+        return found, failed
+    try:
+        with measuring(slot_of(device), shop.slot_wait_s):
+            rates = ensure_rates(shop.cache, device)
+    except StillBusy:
+        return found, ()  # others measure there: its rates are told by the next start
+    except NoDevice as error:
+        return found, (str(error),)
+    return replace(found, facts=(*found.facts, *asdict(rates).items())), ()
 
 
 def versions() -> tuple[str, str]:

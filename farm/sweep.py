@@ -7,53 +7,45 @@ import contextlib
 import dataclasses
 import functools
 import signal
+import socket
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from catalog import store
+from catalog.errors import FencedRun, StorageError
 from catalog.store import Catalog
 from farm.authors import Author, author_of, endpoint_of
 from farm.config import Config
 from farm.console import InputError
 from farm.devices import devices_here
-from farm.executors import Executor, LocalExecutor, run_stages, stages_of
-from farm.guardian import Guardian
-from farm.jobs import Job, Row, Shop, new_run_id
-from farm.places import AttemptsAt, Place, places_of
+from farm.executors import Executor, stages_of
+from farm.jobs import Row, Shop, new_run_id
+from farm.on_ray import OnRay, Options, executor_for
+from farm.places import AttemptsAt, Place
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display, waits_of
 from farm.rules import resolved_targets
-from farm.scheduler import Counts, Search, Sweep
+from farm.scheduler import Counts, Search, Stream, Sweep
 from farm.search import SANITIZED, Attempt, Versions
 from farm.status import StatusFile
 from generator.authors.endpoint import Endpoint
 from generator.canonical import digest
 from generator.spec import AttentionSpec
-from verifier.environment import cores_given
 
 if TYPE_CHECKING:
-    from farm.ray_executor import RayExecutor
+    from catalog.writing import Writer
+    from farm.preflight import Preflight
 
+#: How long a cluster's sweep with nothing else to do waits for a kind of device of which the last one left.
+DEVICE_PATIENCE_S = 300.0
+FENCE_LOOK_S = 5.0  # between looks for a later start of the same sweep
 #: What is kept in memory of attempts that ended in earlier starts.
 _KNOWN = (
     "row_id", "attempt_key", "attempt_no", "reason_code", "message", "p50_s", "baseline_name", "baseline_p50_s", "ratio_p50",
     "ratio_low", "ratio_high", "generation", "compile_s", "verify_s", "measure_s", "spill_bytes",
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How to run a plan here: where rows go and on what the work runs."""
-
-    catalog: str
-    executor: str = "ray"
-    address: str = "local"
-    quiet: bool = False
-    stages: str = "farm.stages"
-    sanitize: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,29 +110,95 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
     endpoint = endpoint_of(plan)
     if options.sanitize and options.address == "local":
         check_sanitizer(plan.targets)
-    if options.executor == "ray" and options.address != "local":
-        from farm.actors import join_cluster
-
-        join_cluster(options.address)  # before anything is written
+    checked = _preflight(plan, options)  # before anything is written
     opened = store.open(options.catalog, create=True)
     config.cache.mkdir(parents=True, exist_ok=True)
     run_id = new_run_id()
     sweep_id = f"{plan.name}-{digest(dataclasses.asdict(plan))[:8]}"
-    shop = Shop(opened.uri, str(config.cache), sweep_id, plan.variants, stages=options.stages, sanitize=options.sanitize)
+    superseded = opened.start_run(run_id, sweep_id, "cluster" if options.on_cluster else socket.gethostname())
+    cache = "" if options.on_cluster else str(config.cache)  # each node's own
+    shop = Shop(opened.uri, cache, sweep_id, plan.variants, stages=options.stages, sanitize=options.sanitize)
     started = time.monotonic()
-    with contextlib.closing(_executor(options, shop, plan, run_id)) as executor, opened.writer(run_id) as writer:
-        tally, status = Tally(expected=_expected(plan)), StatusFile(config.cache, run_id, opened.uri, plan.name)
+    tally, status = Tally(expected=_expected(plan)), StatusFile(config.cache, run_id, opened.uri, plan.name)
+    with contextlib.ExitStack() as held:
+        executor = held.enter_context(contextlib.closing(executor_for(options, shop, plan.targets, run_id, checked)))
+        writer = held.enter_context(_writer(opened, run_id))
         with make_display(tally, executor.state, options.quiet) as display:
+            for line in [*(checked.lines() if checked else ()), *map(_taken_over, superseded)]:
+                display.note(line)
             interrupted = stages_of(shop).row_without_verdict
             sweep = Sweep(executor, writer, KnownRows(opened), display, budget=plan.budget, interrupted_row=interrupted)
-            counts = asyncio.run(_run(sweep, plan, shop, endpoint, display, status))
-    opened.record_run(run_id, sweep_id, counts.planned, counts.known)
+            sweep.device_patience_s = DEVICE_PATIENCE_S if options.on_cluster else 0.0
+            counts = asyncio.run(_run(sweep, plan, shop, endpoint, display, _Watch(status, opened, run_id)))
+    if not opened.is_fenced(run_id):
+        opened.record_run(run_id, sweep_id, counts.planned, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason, tally.author())
 
 
-async def _run(
-    sweep: Sweep, plan: Plan, shop: Shop, endpoint: Endpoint | None, display: PlainDisplay, status: StatusFile
-) -> Counts:
+def _preflight(plan: Plan, options: Options) -> Preflight | None:
+    """A look at the cluster; None on this machine. Raises InputError for what it cannot meet, unless that is allowed."""
+    if not options.on_cluster:
+        return None
+    from farm.actors import join_cluster
+    from farm.preflight import preflight
+
+    join_cluster(options.address)
+    found = preflight(plan.targets)
+    if found.unmet and not options.allow_missing:
+        missing = "\n".join(f"targets: {target}: {why}" for target, why in found.unmet.items())
+        raise InputError("", f"{missing}\ntargets: --allow-missing builds them all the same, and ends each as a row that says so")
+    if not found.builder_cpus:
+        raise InputError("--address", "no node of the cluster has a CPU for builders beside its devices; add a node with CPUs")
+    return found
+
+
+def _taken_over(run_id: str) -> str:
+    return f"{run_id}: this start supersedes it; what it may still write is dropped by every reader"
+
+
+@contextlib.contextmanager
+def _writer(opened: Catalog, run_id: str) -> Iterator[Writer]:
+    """The catalog's writer; of a run that was superseded meanwhile, what it wrote before stays in its journal for readers."""
+    writer = opened.writer(run_id)
+    try:
+        yield writer
+    finally:
+        with contextlib.suppress(FencedRun):
+            writer.close()
+
+
+@dataclass(slots=True)
+class _Watch:
+    """Beside a sweep: keeps what `farm status` shows up to date, says once for each who is waited for, notices a later start."""
+
+    status: StatusFile
+    opened: Catalog
+    run_id: str
+
+    async def run(self, sweep: Sweep, display: PlainDisplay) -> None:
+        looked, said = time.monotonic(), set[str]()
+        while True:
+            state = sweep.executor.state()
+            self.status.write(display.tally.plain() | {"machine": state})
+            waits = waits_of(state)
+            for who in waits - said:
+                display.note(f"waiting: {who}; one measurement at a time, so that none disturbs another")
+            said = waits
+            display.pulse()
+            if time.monotonic() - looked > FENCE_LOOK_S:
+                looked = time.monotonic()
+                if await asyncio.to_thread(self._superseded):
+                    display.note(f"a later start of this sweep took over; this one ({self.run_id}) stops")
+                    sweep.stop("superseded by a later start of the same sweep")
+            await asyncio.sleep(1.0)
+
+    def _superseded(self) -> bool:
+        with contextlib.suppress(OSError, StorageError):  # a shared folder that is gone for a moment
+            return self.opened.is_fenced(self.run_id)
+        return False
+
+
+async def _run(sweep: Sweep, plan: Plan, shop: Shop, endpoint: Endpoint | None, display: PlainDisplay, watch: _Watch) -> Counts:
     loop = asyncio.get_running_loop()
 
     def catch_signals() -> None:
@@ -148,42 +206,47 @@ async def _run(
             loop.add_signal_handler(number, functools.partial(_stop, sweep, display, signal.Signals(number).name))
 
     catch_signals()
-    if isinstance(sweep.executor, _OnRay):
+    if isinstance(sweep.executor, OnRay):
         sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
     translator, harness = stages_of(shop).versions()
     versions = Versions(translator, harness + (SANITIZED if shop.sanitize else ""))  # other attempts than without it
-    telling = asyncio.ensure_future(_tell(status, display, sweep.executor))
+    watching = asyncio.ensure_future(watch.run(sweep, display))
     try:
         async with author_of(plan, shop, versions, endpoint, display.note) as author:
             display.tally.author, sweep.width = author.line, author.width
-            return await sweep.run(_searches(plan, author, sweep.executor))
+            streams = _Streams(plan, author, sweep.executor)
+            return await sweep.run_streams(await streams.first(), streams.joining)
     finally:
-        telling.cancel()
-        status.remove()
+        watching.cancel()
+        watch.status.remove()
 
 
-async def _tell(status: StatusFile, display: PlainDisplay, executor: Executor) -> None:
-    """Keeps what `farm status` shows up to date, and says once for each who is waited for."""
-    said: set[str] = set()
-    while True:
-        state = executor.state()
-        status.write(display.tally.plain() | {"machine": state})
-        waits = waits_of(state)
-        for who in waits - said:
-            display.note(f"waiting: {who}; one measurement at a time, so that none disturbs another")
-        said = waits
-        display.pulse()
-        await asyncio.sleep(1.0)
+class _Streams:
+    """Every problem of a plan on every kind of device that can judge it; kinds that join meanwhile get theirs at once."""
 
+    def __init__(self, plan: Plan, author: Author, executor: Executor) -> None:
+        self._plan, self._author, self._executor = plan, author, executor
+        self._known: set[Place] = set()
 
-def _searches(plan: Plan, author: Author, executor: Executor) -> Iterator[Search]:
-    """Every problem on every kind of device that can judge it; kinds that join while the sweep runs get theirs at the end."""
-    known: set[Place] = set()
-    while fresh := [place for place in executor.places(plan.targets) if place not in known]:
-        for spec in plan.specs():
-            for place in fresh:
-                yield functools.partial(_solve, author, spec, place)
-        known.update(fresh)
+    async def first(self) -> list[Stream]:
+        """After every device has said what it is: only then is it known which targets have none."""
+        self._executor.places(self._plan.targets)  # starts what has to be started
+        while not self._executor.settled:
+            await asyncio.sleep(0.1)
+        return self._of(self._executor.places(self._plan.targets))
+
+    def joining(self) -> list[Stream]:
+        """Of kinds that were not there before: also for a target that had no device when the sweep began."""
+        return self._of(p for p in self._executor.places(self._plan.targets) if p.device_key is not None)
+
+    def _of(self, places: Iterable[Place]) -> list[Stream]:
+        fresh = [place for place in places if place not in self._known]
+        self._known.update(fresh)
+        return [Stream(str(place), self._searches(place), functools.partial(self._executor.room, place)) for place in fresh]
+
+    def _searches(self, place: Place) -> Iterator[Search]:
+        for spec in self._plan.specs():
+            yield functools.partial(_solve, self._author, spec, place)
 
 
 async def _solve(author: Author, spec: AttentionSpec, place: Place, attempt: Attempt) -> None:
@@ -203,74 +266,6 @@ def _expected(plan: Plan) -> int:
         each += rungs
     problems = sum(len(m.shapes) * len(m.dtypes) for m in plan.models) + len(plan.raw_specs)
     return problems * len(plan.targets) * each
-
-
-class _OnRay:
-    """Ray, started with the first job: a sweep on this machine that finds everything done starts nothing."""
-
-    def __init__(self, options: Options, shop: Shop, targets: tuple[str, ...], run_id: str) -> None:
-        self._options, self._shop, self._targets, self._run_id = options, shop, targets, run_id
-        self._running: tuple[Guardian, RayExecutor] | None = None
-        self.after_start: Callable[[], None] = lambda: None
-
-    @property
-    def capacity(self) -> int:
-        return self._running[1].capacity if self._running else 2 * cores_given() + 3
-
-    def places(self, targets: tuple[str, ...]) -> tuple[Place, ...]:
-        if self._options.address == "local":
-            return places_of(targets, stages_of(self._shop).devices())
-        return self._started().places(targets)
-
-    def submit(self, job: Job) -> Future[Row]:
-        """A job that brings its own end needs no worker, only its row."""
-        if job.trouble is None:
-            return self._started().submit(job)
-        ended: Future[Row] = Future()
-        ended.set_result(run_stages(job, self._shop))
-        return ended
-
-    def state(self) -> dict[str, Any]:
-        return self._running[1].state() if self._running else {}
-
-    def close(self) -> None:
-        """Ends everything that was started for this sweep, and waits until it is gone."""
-        if self._running is None:
-            return
-        guardian, executor = self._running
-        try:
-            executor.close()
-            executor.end_session()
-        finally:
-            guardian.close()
-
-    def _started(self) -> RayExecutor:
-        if self._running is None:
-            self._running = self._start()
-            self.after_start()
-        return self._running[1]
-
-    def _start(self) -> tuple[Guardian, RayExecutor]:
-        from farm import actors
-        from farm.nodes import local_wishes
-        from farm.ray_executor import RayExecutor
-
-        guardian = Guardian(self._run_id)
-        try:
-            folder = actors.start_session(self._options.address, cores_given())
-            if not folder:
-                return guardian, RayExecutor(self._shop, targets=self._targets)
-            guardian.watch_folder(folder)
-            wishes = local_wishes(self._targets, stages_of(self._shop).devices())
-            return guardian, RayExecutor(self._shop, wishes, cores_given())
-        except BaseException:
-            guardian.close()
-            raise
-
-
-def _executor(options: Options, shop: Shop, plan: Plan, run_id: str) -> Executor:
-    """The executor that the options ask for."""
-    return LocalExecutor(shop) if options.executor == "local" else _OnRay(options, shop, plan.targets, run_id)
 
 
 def check_sanitizer(targets: tuple[str, ...]) -> None:

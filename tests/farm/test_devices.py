@@ -101,6 +101,7 @@ def test_wishes_of_a_cluster() -> None:
     assert dict(wishes[0].options) == {"num_cpus": 16, "resources": {"class_cpu": 1}}, "no builder beside a measurement"
     assert dict(wishes[1].options) == {"num_cpus": 1, "num_gpus": 1, "resources": {"class_a100": 1}}
     assert builder_cpus(nodes) == 4 + 96 + 4 + 4
+    assert builder_cpus(nodes, wishes) == 4 + (96 - 2) + (4 - 1) + 4, "a device's actor holds a CPU"
 
 
 def test_a_node_that_is_not_what_its_resources_say_is_refused(tmp_path: Path) -> None:

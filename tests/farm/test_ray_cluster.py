@@ -23,6 +23,7 @@ from generator.spec import AttentionSpec
 actors = pytest.importorskip("farm.actors")
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from farm.preflight import preflight  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -53,9 +54,17 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture
 def executor(cluster: Cluster, tmp_path: Path) -> Iterator[RayExecutor]:
-    made = RayExecutor(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"), targets=TARGETS)
+    made = RayExecutor(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"), targets=TARGETS, patience_s=2.0)
     yield made
     made.close()
+
+
+def settled(executor: RayExecutor) -> tuple[Place, ...]:
+    """Its places, after every device has said what it is."""
+    until = time.monotonic() + 60
+    while not executor.settled and time.monotonic() < until:
+        time.sleep(0.05)
+    return executor.places(TARGETS)
 
 
 def searches(places: tuple[Place, ...], count: int, words: str) -> Iterator[Search]:
@@ -86,7 +95,7 @@ def run(executor: RayExecutor, rows: Rows, wanted: Iterator[Search], meanwhile: 
 
 
 def test_each_kind_of_device_solves_the_plan_for_itself(executor: RayExecutor) -> None:
-    places = executor.places(TARGETS)
+    places = settled(executor)
     assert {(p.target, p.device_class) for p in places} == {("sm_75", "t4"), ("sm_75", "rtx8000"), ("sm_80", "a100")}
     rows = Rows()
     run(executor, rows, searches(places, 6, "prove=0.05"))
@@ -113,8 +122,42 @@ def test_a_worker_with_another_version_of_the_code_is_refused(cluster: Cluster, 
     assert len(hello.problems) == 1 and "translator is" in hello.problems[0] and os.getpid() != hello.pid
 
 
+def test_preflight_tells_versions_of_every_node_and_what_none_can_meet(cluster: Cluster) -> None:
+    started = time.monotonic()
+    found = preflight((*TARGETS, "sm_90a"))
+    assert time.monotonic() - started < 30
+    assert sorted(c for node in found.nodes for c in node.classes) == ["a100", "head", "rtx8000", "t4"]
+    assert all(
+        {"python", "ray", "torch", "kernel-farm", "CUDA compiler", "translator"} <= node.versions.keys() for node in found.nodes
+    )
+    assert list(found.unmet) == ["sm_90a"] and "class_h100 or class_h200" in found.unmet["sm_90a"] and not found.ready
+    assert found.builder_cpus == 2, "one CPU of each GPU node is its device's"
+    assert preflight(TARGETS).ready
+    assert any("1 x a100" in line and "torch" in line for line in found.lines())
+
+
+def test_another_version_on_a_node_is_told_before_anything_starts(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = actors.versions()
+    monkeypatch.setattr(actors, "versions", lambda: real | {"harness": "another"})
+    found = preflight(TARGETS)
+    assert all("harness is" in node.refused[0] for node in found.nodes) and set(found.unmet) == set(TARGETS)
+
+
+def test_a_target_without_a_device_is_rows_that_say_so(cluster: Cluster, tmp_path: Path) -> None:
+    """What --allow-missing does."""
+    shop = Shop(str(tmp_path), str(tmp_path), stages="farm.standin")
+    made = RayExecutor(shop, targets=("sm_90a",), unmet=preflight(("sm_90a",)).unmet)
+    try:
+        rows = Rows()
+        run(made, rows, searches(made.places(("sm_90a",)), 2, ""))
+    finally:
+        made.close()
+    assert {row["reason_code"] for row in rows} == {"missing_device"}
+    assert all("no node of the cluster has the resource class_h100" in row["message"] for row in rows)
+
+
 def test_a_node_that_joins_takes_its_share(cluster: Cluster, executor: RayExecutor) -> None:
-    places = tuple(p for p in executor.places(TARGETS) if p.device_class == "a100")
+    places = tuple(p for p in settled(executor) if p.device_class == "a100")
     rows = Rows()
 
     async def add(rows: Rows) -> None:
@@ -128,7 +171,7 @@ def test_a_node_that_joins_takes_its_share(cluster: Cluster, executor: RayExecut
 
 
 def test_a_node_that_is_removed_costs_its_running_attempts_and_its_kind_waits(cluster: Cluster, executor: RayExecutor) -> None:
-    places = executor.places(TARGETS)
+    places = settled(executor)
     rows = Rows()
 
     async def remove(rows: Rows) -> None:
