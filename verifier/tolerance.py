@@ -20,10 +20,12 @@ from verifier.arena import DTYPES
 from verifier.oracle import Block, Reference
 
 #: Changes whenever the rule does; stored with a verdict.
-RULE_ID = "twice-plain-2"
+RULE_ID = "twice-plain-3"
 FACTOR = 2.0
 #: Orders of summation: few rows say little about how far off their sums can be, so they are summed more often.
 FEWEST_ORDERS, MOST_ORDERS, ENOUGH_ROWS, ENOUGH_SCORES = 3, 24, 1024, 1 << 20
+#: The order in which sums are cut off as tensor units do it, and the terms that the smallest of their instructions adds at once.
+CUT_ORDER, CUT_TERMS = -1, 8
 #: Products of more terms than this are not summed one by one.
 MOST_SINGLE_TERMS = 1 << 26
 #: How far below a row's maximum the exponentials' reference may lie: running maxima stay behind by up to 2^8.
@@ -97,7 +99,8 @@ def plain_errors(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tenso
     worst = Errors(0, 0, 0, 0, 0)
     num_rows = max(1, spec.batch * spec.num_heads * len(rows))
     enough = min(MOST_ORDERS, ENOUGH_ROWS // num_rows, ENOUGH_SCORES // (num_rows * max(1, spec.seqlen_k)))
-    for order in range(max(FEWEST_ORDERS, enough)):
+    cut = () if spec.dtype == "fp32" else (CUT_ORDER,)
+    for order in (*range(max(FEWEST_ORDERS, enough)), *cut):
         worst = worst.worst(errors(*plain_attention(spec, tensors, rows, order), reference))
     return worst
 
@@ -105,7 +108,8 @@ def plain_errors(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tenso
 def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, order: int = 0) -> tuple[Tensor, Tensor]:
     """Attention as one writes it in torch: whole rows of scores, softmax, product.
 
-    order 0: sums one after another, as a loop over them has it, which rounds most; 1: as torch sums them; others: shuffled.
+    order 0: sums one after another, as a loop over them has it, which rounds most; 1: as torch sums them; CUT_ORDER: rounded
+    towards zero after every few terms, as tensor units do; others: shuffled.
     Order 0 refers the exponentials to each row's maximum, whose weight is then 1 and needs no rounding; the others to any number
     up to `FARTHEST_REFERENCE` below, so that the largest weight is rounded like the rest, as it is wherever a running maximum
     stays behind or the product of maximum and scale is rounded.
@@ -121,7 +125,7 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
     for block, at in oracle.blocks(spec, tensors, rows):
         where = (block.batch, block.heads.flatten(), at)
         below = FARTHEST_REFERENCE * torch.rand(*out[where].shape[:2], 1, generator=shuffle) if order else torch.zeros(1, 1, 1)
-        product = torch.matmul if order else _one_by_one
+        product = {0: _one_by_one, CUT_ORDER: _cut_off}.get(order, torch.matmul)
         out[where], lse[where] = _attend(block, tensors, dims, keys, below, dtype, product)
     return out, lse
 
@@ -133,6 +137,20 @@ def _one_by_one(a: Tensor, b: Tensor) -> Tensor:
     total = torch.zeros(*a.shape[:2], b.shape[1])
     for first in range(0, count, step):
         total += a[..., first : first + step] @ b[first : first + step]
+    return total
+
+
+def _cut_off(a: Tensor, b: Tensor) -> Tensor:
+    """a (G, R, n) @ b (n, C): a few exact products at a time, the float32 sum rounded towards zero after each.
+
+    At large scores that is all one way, and adds up where rounding to the nearest averages out.
+    """
+    total = torch.zeros(*a.shape[:2], b.shape[1])
+    for first in range(0, b.shape[0], CUT_TERMS):
+        exact = total.double() + a[..., first : first + CUT_TERMS].double() @ b[first : first + CUT_TERMS].double()
+        total = exact.float()
+        beyond = total.double().abs() > exact.abs()
+        total = torch.where(beyond, torch.nextafter(total, torch.zeros_like(total)), total)
     return total
 
 

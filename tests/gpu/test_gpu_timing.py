@@ -17,7 +17,7 @@ from verifier.records import Measurement
 pytestmark = pytest.mark.gpu
 QUICK = Patience(min_rounds=6, max_rounds=12, budget_s=1.0)
 SHAPES: dict[str, tuple[AttentionSpec, tuple[str, ...]]] = {
-    "long": (spec("bf16", 128, seqlen=4096, heads=16, kv_heads=16), tuple(n for n in NAMES if n != "flex attention")),
+    "long": (spec("bf16", 128, seqlen=8192, heads=16, kv_heads=16), tuple(n for n in NAMES if n != "flex attention")),
     "short": (spec("bf16", 64, seqlen=256, heads=4, kv_heads=4), ("torch cudnn", "torch flash-attention-2", "torch eager")),
     "window": (
         spec("bf16", 64, seqlen=1024, heads=8, kv_heads=8, masks=(Rule.make("window", left=255),)),

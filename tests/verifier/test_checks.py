@@ -9,7 +9,7 @@ import torch
 from generator.spec import AttentionSpec, Rule
 from verifier.checks import Outputs, case_error, check_outputs
 from verifier.inputs import Case, make_values
-from verifier.tolerance import plain_attention
+from verifier.tolerance import CUT_ORDER, _cut_off, errors, plain_attention
 from verifier.trial import expectation, make_trial
 
 SPEC = AttentionSpec(4, 2, 32, 32, 2, 9, 33, masks=(Rule.make("causal"),))
@@ -130,3 +130,24 @@ def test_a_reference_that_is_not_finite_judges_nothing():
     values["v"][0, 0, 0, 0] = math.nan
     with pytest.raises(WeakSuite, match="its right answer is not finite"):
         expectation("nan", SPEC, values, torch.arange(9))
+
+
+def test_a_sum_that_is_cut_off_lies_nearer_to_zero_than_the_exact_one():
+    """Exact where float32 holds every partial sum; else off one way only, by more than rounding to the nearest is."""
+    generator = torch.Generator().manual_seed(3)
+    whole = torch.randint(-8, 8, (1, 4, 64), generator=generator).float()
+    assert torch.equal(_cut_off(whole, whole[0].T), whole @ whole[0].T)
+    q = 94 + torch.randn(1, 32, 128, generator=generator).half().float()
+    exact, cut = q.double() @ q[0].T.double(), _cut_off(q, q[0].T)
+    assert bool((cut.double() <= exact).all())
+    assert float((exact - cut).mean()) > 4 * abs(float((exact - q @ q[0].T).mean()))
+
+
+def test_kernels_on_tensor_units_may_cut_off_sums_at_large_scores():
+    """fp16 scores near -1e5 need more bits than float32 has: what every such kernel does to them is no fault of it."""
+    spec = AttentionSpec(2, 2, 128, 128, 1, 40, 60, "fp16")
+    trial = make_trial(Case("very negative", spec, values="negative", seed=4))
+    cut = errors(*plain_attention(spec, trial.values, trial.expected.rows, CUT_ORDER), trial.expected.reference)
+    nearest = errors(*plain_attention(spec, trial.values, trial.expected.rows, 0), trial.expected.reference)
+    assert nearest.lse_rms < cut.lse_rms < trial.expected.limits.lse_rms < 4 * cut.lse_rms
+    assert trial.expected.limits.row < 0.1  # a wrong key's weight would be off by its whole row
