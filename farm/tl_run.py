@@ -89,11 +89,13 @@ def _other(
     """A program that is no attention call, beside the function that its header names, if any."""
     core, rounded = expand(program), Numerics("stated")
     inputs: Arrays = {}
-    for name, shape in matrix_shapes(core, scalars).items():
+    shapes = matrix_shapes(core, scalars)
+    for name, shape in shapes.items():
         dtype = core.allocations[name].dtype
         if name not in core.outputs:
             values = rng.integers(0, 2, shape) if dtype == "i32" else rounded.round_to(dtype, rng.standard_normal(shape))
             inputs[name] = np.asarray(values)
+    inputs |= header.made_inputs(path.parent, shapes, scalars, int(rng.integers(1 << 32)))
     expected = dict(header.reference(path.parent)(inputs, scalars)) if header.oracle else None
     return _run(program, inputs, scalars, expected, " ".join(f"{k}={v}" for k, v in scalars.items()))
 

@@ -1,9 +1,14 @@
-"""Dense float64 references of the example programs that are no attention spec: functions of arrays and scalars by name."""
+"""Dense float64 references of the example programs that are no attention spec, and inputs that random numbers cannot
+stand in for: functions of arrays and scalars by name.
+"""
 
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+
+#: Keys of a page in paged.tl.
+PAGE = 64
 
 Arrays = Mapping[str, Any]
 Scalars = Mapping[str, int | float]
@@ -83,3 +88,28 @@ def merged_attention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]
     part = part.reshape(*part.shape[:2], splits, rows, part.shape[-1]).swapaxes(2, 3)
     out, total = _softmax(lse[..., None, :], part)
     return {"O": out[..., 0, :], "LSE": total[..., 0]}
+
+
+def pages(shapes: Mapping[str, tuple[int, ...]], scalars: Scalars, seed: int) -> dict[str, np.ndarray]:
+    """Page tables without a page twice in a sequence, in no order, and lengths that end inside a page; one sequence is empty."""
+    rng = np.random.default_rng(seed)
+    batch, most = shapes["PageTable"]
+    pool, page = shapes["K"][-2] // PAGE, PAGE
+    table = np.stack([rng.permutation(pool)[:most] for _ in range(batch)]).astype(np.int32)
+    lengths = rng.integers(1, most * page + 1, batch).astype(np.int32)
+    lengths[-1] = 0
+    return {"PageTable": table, "KvLen": lengths}
+
+
+def paged_attention(tensors: Arrays, scalars: Scalars) -> dict[str, np.ndarray]:
+    """Each sequence's pages put in a row, then attention as ever."""
+    q, lengths, table = np.asarray(tensors["Q"], float), tensors["KvLen"], tensors["PageTable"]
+    group, rows = q.shape[1] // np.shape(tensors["K"])[0], np.arange(q.shape[2])
+    out, lse = np.zeros((*q.shape[:3], np.shape(tensors["V"])[-1])), np.full(q.shape[:3], -np.inf)
+    for b, length in enumerate(np.asarray(lengths, int)):
+        slots = (np.asarray(table[b], int)[:, None] * PAGE + np.arange(PAGE)).ravel()[:length]
+        k, v = (np.repeat(np.asarray(tensors[name], float)[:, slots], group, axis=0) for name in "KV")
+        scores = scalars["scale"] * np.einsum("hqd,hkd->hqk", q[b], k)
+        seen = np.arange(length) <= rows[:, None] + length - q.shape[2]
+        out[b], lse[b] = _softmax(np.where(seen, scores, -np.inf), v)
+    return {"O": out, "LSE": lse}

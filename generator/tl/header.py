@@ -7,6 +7,7 @@
 
     # oracle: references.py:gemm                         ... or a function of a Python file beside the TL file
     # run: M=70 N=50 K=33                                every scalar argument of the program
+    # inputs: references.py:pages                        where random numbers will not do: a function that makes some of them
 
 `dim=192/128` is head_dim / head_dim_v, `heads=4/2` num_heads / num_kv_heads; `phase=` and `scale=` may be given too.
 """
@@ -25,7 +26,9 @@ from generator.spec import AttentionSpec, Rule, SpecError
 ATTENTION = "attention"
 #: A dense reference of a program that is no attention: (tensors, scalars) -> outputs by name, in float64.
 Reference = Callable[[Mapping[str, Any], Mapping[str, int | float]], Mapping[str, Any]]
-_FIELD = re.compile(r"#\s*(oracle|spec|run)\s*:(.*)")
+#: Inputs that have to be more than random: (shapes, scalars, seed) -> arrays by name, for some of the inputs.
+Inputs = Callable[[Mapping[str, tuple[int, ...]], Mapping[str, int | float], int], Mapping[str, Any]]
+_FIELD = re.compile(r"#\s*(oracle|inputs|spec|run)\s*:(.*)")
 _WORD = re.compile(r"(\w+)=(\w+\([^)]*\)|\S+)")
 _RULE = re.compile(r"(\w+)(?:\(([^)]*)\))?")
 _SIZES = ("batch", "seqlen_q", "seqlen_k")
@@ -39,12 +42,13 @@ class HeaderError(ValueError):
 class Header:
     """oracle: "attention", "FILE.py:FUNCTION", or "" where the file names none. spec: for attention, at the first of the sizes.
 
-    runs: sizes by name: batch, seqlen_q, seqlen_k for attention, else scalar arguments.
+    runs: sizes by name: batch, seqlen_q, seqlen_k for attention, else scalar arguments. inputs: "FILE.py:FUNCTION" or "".
     """
 
     oracle: str
     spec: AttentionSpec | None
     runs: tuple[dict[str, int | float], ...]
+    inputs: str = ""
 
     @property
     def specs(self) -> tuple[AttentionSpec, ...]:
@@ -53,34 +57,46 @@ class Header:
 
     def reference(self, folder: Path) -> Reference:
         """The function that `oracle` names, from the folder that the TL file lies in. Raises HeaderError."""
-        file, _, function = self.oracle.partition(":")
-        path = folder / file
-        if not path.is_file():
-            raise HeaderError(f"oracle: expected {ATTENTION} or FILE.py:FUNCTION with a file in {folder}, found {self.oracle!r}")
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        if not callable(found := getattr(module, function, None)):
-            raise HeaderError(f"oracle: expected a function of {path.name}, found {function!r}")
-        return cast(Reference, found)
+        return cast(Reference, _function("oracle", f"{ATTENTION} or FILE.py:FUNCTION", self.oracle, folder))
+
+    def made_inputs(
+        self, folder: Path, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, int | float], seed: int
+    ) -> dict[str, Any]:
+        """What the function that `inputs` names gives; nothing where the file names none. Raises HeaderError."""
+        if not self.inputs:
+            return {}
+        return dict(cast(Inputs, _function("inputs", "FILE.py:FUNCTION", self.inputs, folder))(shapes, scalars, seed))
+
+
+def _function(field: str, allowed: str, name: str, folder: Path) -> Callable[..., Any]:
+    file, _, function = name.partition(":")
+    path = folder / file
+    if not path.is_file():
+        raise HeaderError(f"{field}: expected {allowed} with a file in {folder}, found {name!r}")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if not callable(found := getattr(module, function, None)):
+        raise HeaderError(f"{field}: expected a function of {path.name}, found {function!r}")
+    return cast(Callable[..., Any], found)
 
 
 def read_header(text: str) -> Header:
     """The fields of the comment lines that a text starts with. Raises HeaderError for a line that is wrong."""
-    fields: dict[str, list[tuple[int, str]]] = {"oracle": [], "spec": [], "run": []}
+    fields: dict[str, list[tuple[int, str]]] = {"oracle": [], "inputs": [], "spec": [], "run": []}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             break
         if found := _FIELD.match(line.strip()):
             fields[found[1]].append((number, found[2].strip()))
-    for field in ("oracle", "spec"):
+    for field in ("oracle", "inputs", "spec"):
         if len(fields[field]) > 1:
             raise HeaderError(f"line {fields[field][1][0]}: {field}: expected once, found again")
     oracle = fields["oracle"][0][1] if fields["oracle"] else ""
     runs = tuple(_numbers(number, words) for number, words in fields["run"])
     if oracle != ATTENTION:
-        return Header(oracle, None, runs)
+        return Header(oracle, None, runs, fields["inputs"][0][1] if fields["inputs"] else "")
     if not fields["spec"]:
         raise HeaderError("spec: expected a line such as '# spec: heads=4/2 dim=64 dtype=bf16 mask=causal', found none")
     if not runs:

@@ -15,7 +15,7 @@ from generator.spec import AttentionSpec, Rule
 from generator.tl.checker import parse_and_check
 from generator.tl.expand import expand
 from generator.tl.fill import fill, hole_choices
-from generator.tl.header import HeaderError, read_header
+from generator.tl.header import Header, HeaderError, read_header
 from generator.tl.interpreter import run
 from generator.tl.ir import Program
 from generator.tl.memory import matrix_shapes
@@ -38,7 +38,7 @@ def cases(name: str, program: Program) -> list[tuple[Arrays, dict[str, int | flo
     header = read_header((FOLDER / name).read_text())
     assert header.runs, f"{name} names no sizes"
     return [attention_case(program, spec) for spec in header.specs] or [
-        other_case(program, sizes, header.reference(FOLDER)) for sizes in header.runs
+        other_case(program, sizes, header) for sizes in header.runs
     ]
 
 
@@ -50,15 +50,17 @@ def attention_case(program: Program, spec: AttentionSpec) -> tuple[Arrays, dict[
     return inputs, binding.values, {t.name: wanted[t.name].reshape(t.parameter_shape(spec)) for t in binding.tensors if t.written}
 
 
-def other_case(program: Program, sizes: dict[str, int | float], reference) -> tuple[Arrays, dict[str, int | float], Arrays]:
+def other_case(program: Program, sizes: dict[str, int | float], header: Header) -> tuple[Arrays, dict[str, int | float], Arrays]:
     core = expand(next(fill(program, choice) for choice in hole_choices(program)))
     rng = np.random.default_rng(0)
     inputs = {}
-    for name, shape in matrix_shapes(core, sizes).items():
+    shapes = matrix_shapes(core, sizes)
+    for name, shape in shapes.items():
         dtype = core.allocations[name].dtype
         if name not in core.outputs:
             inputs[name] = rng.integers(0, 2, shape) if dtype == "i32" else ROUND[OF_TL[dtype]](rng.standard_normal(shape))
-    return inputs, sizes, reference(inputs, sizes)
+    inputs |= header.made_inputs(FOLDER, shapes, sizes, 0)
+    return inputs, sizes, header.reference(FOLDER)(inputs, sizes)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -144,3 +146,5 @@ def test_reference_that_is_not_there() -> None:
         read_header("# oracle: nothing.py:f").reference(FOLDER)
     with pytest.raises(HeaderError, match="oracle: expected a function of references.py, found 'gem'"):
         read_header("# oracle: references.py:gem").reference(FOLDER)
+    with pytest.raises(HeaderError, match=r"inputs: expected a function of references.py, found 'page'"):
+        read_header("# oracle: references.py:gemm\n# inputs: references.py:page").made_inputs(FOLDER, {}, {}, 0)

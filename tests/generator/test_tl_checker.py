@@ -203,3 +203,10 @@ def test_what_nobody_uses_is_said():
 def test_a_sketch_declares_nothing():
     found = parse_and_check("Argument N i32\nCopy Q (64, 64) from global to shared\nCompute S = max(a)", "sketch").diagnostics
     assert [(d.code, d.severity) for d in found] == [("stage", "error"), ("stage", "error"), ("arity", "warning")]
+
+
+def test_a_pool_of_whole_pages_has_no_ragged_end():
+    text = (Path(__file__).parents[2] / "examples" / "tl" / "paged.tl").read_text()
+    assert parse_and_check(text).diagnostics == ()
+    found = parse_and_check(text.replace("NumPages * BN", "NumPages")).diagnostics
+    assert {d.code for d in found} == {"ragged"}

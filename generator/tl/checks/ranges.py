@@ -86,14 +86,21 @@ def _ragged(loop: For, matrices: dict[str, Allocate], report: Report) -> None:
     """
     for copy, axis in _copies_by(loop, matrices):
         extent, tile = matrices[copy.source].shape[axis], copy.shape[axis]
-        sizes = integers((extent, tile))
-        if sizes is not None and (sizes[1] < 1 or sizes[0] % sizes[1] == 0):
+        if _holds_whole_tiles(extent, tile):
             continue
         if loop.hi == Op("//", (extent, tile)) or not _reaches_scores(loop, copy.into, axis) or _is_tested(loop, extent):
             continue
         shown = print_expression(extent)
         message = f"the last tile of {copy.source} may reach past {shown}, and no test in this loop mentions {shown}"
         report.warning("ragged", message, loop.span, f"hide what lies beyond: where(position < {shown}, ..., -inf)")
+
+
+def _holds_whole_tiles(extent: Expr, tile: Expr) -> bool:
+    """Whether the extent is a multiple of the tile: as a number, or by a factor, as a pool of pages is."""
+    sizes = integers((extent, tile))
+    if sizes is not None:
+        return sizes[1] < 1 or sizes[0] % sizes[1] == 0
+    return isinstance(extent, Op) and extent.fn == "*" and any(_holds_whole_tiles(factor, tile) for factor in extent.args)
 
 
 def _copies_by(loop: For, matrices: dict[str, Allocate]) -> Iterator[tuple[Copy, int]]:
