@@ -32,9 +32,14 @@ TUNED_HINTS: dict[str, tuple[tuple[str, str], ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """Bytes that a block touches. scores: the largest tile that statements pass over; everything: all tiles, copied ones too."""
+    """Bytes that a block touches.
+
+    scores: the largest tile that statements pass over; copied: tiles of global matrices; sums: tiles that products add to.
+    """
 
     scores: int
+    copied: int
+    sums: int
     everything: int
 
 
@@ -111,17 +116,27 @@ def _fits_gpu(program: Program, target: Target) -> bool:
     return row_blocks * columns // 2 <= MMA_WORDS
 
 
+#: What a byte of a sum costs against one of a copied tile, measured: sums are read, changed and written for each tile of keys,
+#: while copied tiles are read ahead of the products that take them.
+SUM_WEIGHT = 8.0
+
+
 def _cost(f: Footprint, l2: int) -> float:
     """Bytes of operands and sums that pass by for each byte of scores; more where less than half of L2 is left over."""
-    return (f.everything - f.scores) / max(1, f.scores) * (1 + max(0.0, f.everything / l2 - 0.5))
+    return (f.copied + SUM_WEIGHT * f.sums) / max(1, f.scores) * (1 + max(0.0, f.everything / l2 - 0.5))
 
 
 def _footprint(code: Program, target: Target) -> Footprint:
     from generator.translate.cpu.kernel import plan
+    from generator.translate.cpu.ops import Product, every
     from generator.translate.passes import analyze
 
     unit = plan(analyze(expand(code)), target.isa)
     tiles = {unit.placement.buffer.get(n, n): unit.tile(n) for n in unit.ops.tiles if unit.tile(n).is_element}
-    sizes = {n: t.shape[0] * t.shape[1] * 4 for n, t in tiles.items()}
-    scores = max((size for n, size in sizes.items() if n in unit.placement.layout and unit.is_lanes(n)), default=0)
-    return Footprint(scores or max(sizes.values(), default=0), sum(sizes.values()))
+    halved = unit.placement.rows16 | unit.placement.turned16 | unit.placement.pairs | unit.placement.raw
+    sizes = {n: math.prod(t.shape) * (2 if n in halved else 4) for n, t in tiles.items()}
+    added = {op.gemm.into for op in every(unit.ops.body) if isinstance(op, Product) and op.gemm.accumulate}
+    scores = max((size for n, size in sizes.items() if n in unit.placement.layout and n not in added), default=0)
+    copied = sum(size for n, size in sizes.items() if tiles[n].loaded)
+    sums = sum(size for n, size in sizes.items() if n in added)
+    return Footprint(scores or max(sizes.values(), default=0), copied, sums, sum(sizes.values()))

@@ -1,10 +1,14 @@
-"""Zeros that are only a flag, and scalings that stores do on the way: alike to the interpreter in every order of statements."""
+"""Zeros that are only a flag, scalings and maxima that stores and products take on the way: alike to the interpreter."""
 
 from __future__ import annotations
+
+import re
 
 import numpy as np
 import pytest
 from cpu_kernels import assert_agrees, available, program_of, translated
+from test_cpu_programs import source
+from test_cpu_schedule import kernel_text
 
 TARGETS = [
     pytest.param(t, marks=pytest.mark.skipif(not available(t), reason="this CPU has no such vectors"))
@@ -75,3 +79,15 @@ def test_where_zeros_are_a_flag_and_stores_scale() -> None:
     once = translated(program_of(BODIES["scaled and stored"])).source
     assert "zero_acc = true;" in once and "t_scale_at_0);" in once
     assert "scale_at" not in translated(program_of(BODIES["stored twice"])).source
+
+
+def test_products_take_the_maxima_that_follow_them() -> None:
+    """Of bf16 tiles, where nothing but masks stands between: in edge tiles the masked scores are passed over for it."""
+    text = source("attention", "bf16", BM=64, BN=96, D=64, DV=64)
+    made = kernel_text(text, "cpu-amx")
+    assert "product_bf16<64, false, !EDGE>" in made and re.search(r"\} else UNROLL .* vload\(t_rowmax_at_0 \+", made)
+    changed = text.replace(
+        "  Compute new_max = max(row_max, rowmax(S))", "  Compute S = S * 2.0\n  Compute new_max = max(row_max, rowmax(S))"
+    )
+    assert changed != text and "product_bf16<64, false>" in kernel_text(changed, "cpu-amx")
+    assert "product_lanes<64, false, NONE>" in kernel_text(text, "cpu-avx512")

@@ -6,7 +6,7 @@ import re
 
 from generator.tl.ir import Expr, Index, Op, Var, names
 from generator.tl.printer import print_statement
-from generator.translate.cpu.folding import touched
+from generator.translate.cpu.folding import Maxima, touched
 from generator.translate.cpu.limits import LimitTests
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.nests import Nest, Phase
@@ -48,13 +48,17 @@ class Versions:
 
 
 class NestWriter:
-    """One nest. `after`: tiles whose values are read later, outside of this nest or by a later nest of its section."""
+    """One nest. `after`: tiles whose values are read later, outside of this nest or by a later nest of its section.
 
-    def __init__(self, unit: Unit, nest: Nest, after: set[str], limits: LimitTests) -> None:
+    wanted: a maximum that the product in front has taken already, if the pass that takes it does nothing else.
+    """
+
+    def __init__(self, unit: Unit, nest: Nest, after: set[str], limits: LimitTests, wanted: Maxima | None) -> None:
         self.unit, self.nest, self.after, self.limits = unit, nest, after, limits
         self.versioned = {n for s in nest.steps for n in {s.into, *names(s.value)} if n in unit.ops.tiles and unit.tile(n).shape}
         self.versions = Versions(self.versioned)
         self.pairs: list[str] = []  # tiles of pairs that the pass at hand writes
+        self.wanted, self.takes_maxima = wanted, False
         self.guarded: set[str] = set()  # tiles that may be a flag for zeros, where this nest takes that into account
         self.in_memory: set[str] = set()  # names of elements that were loaded, so that memory holds their values
 
@@ -163,7 +167,19 @@ class NestWriter:
         if self.pairs:
             return [*before, *self._in_pairs(body, phase, first, last)]
         loop = [f"for (int64_t n = {first}; n < {last}; ++n) {{", *indent(body), "}"]
+        if self.wanted is not None and self._takes(phase, self.wanted):
+            (array,) = finished.values()
+            known = f"UNROLL for (int j = 0; j < N; ++j) {array}[j] = vload({tile_name(self.wanted.row)} + lane + j * VL);"
+            loop = ["if (EDGE) {", *indent(loop), f"}} else {known}"] if self.wanted.masked else [known]
         return [*before, *self._only_where_it_changes(phase, loop)]
+
+    def _takes(self, phase: Phase, wanted: Maxima) -> bool:
+        """Whether the pass does nothing but masks and the maximum that the product has taken."""
+        *masks, last = phase.steps
+        if last.into != wanted.row or any(s.into != wanted.tile for s in masks):
+            return False
+        self.takes_maxima = True
+        return True
 
     def _in_pairs(self, body: list[str], phase: Phase, first: str, last: str) -> list[str]:
         """Two columns at a time: a tile of pairs takes both in one store."""

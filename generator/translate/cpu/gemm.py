@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from generator.tl.ir import Gemm
+from generator.translate.cpu.folding import Maxima
 from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, vector_operand
 from generator.translate.cpu.limits import seen_by_row
 from generator.translate.cpu.names import tile_name
@@ -40,13 +41,22 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
     return ("0", str(size)) if g.a_transposed else unit.span(unit.span_of(g.a, loop), size)
 
 
-def product(unit: Unit, op: Product, loop: int | None) -> list[str]:
-    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one."""
+def takes_maxima(unit: Unit, op: Product) -> bool:
+    """Whether a product may take each row's maximum: one of bf16 tiles whose result starts here, no columns to fill it up."""
+    g = op.gemm
+    return id(op) in unit.placement.bf16 and not g.accumulate and g.b_transposed
+
+
+def product(unit: Unit, op: Product, loop: int | None, wanted: Maxima | None) -> list[str]:
+    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one.
+
+    wanted: the maximum of each row that is taken on the way.
+    """
     g = op.gemm
     settled = [line for n in dict.fromkeys((g.a, g.b)) for line in unit.settle(n)]
     ends = [f"zero_{g.into} = false;"] if g.into in unit.zeros else []
     if id(op) in unit.placement.bf16:
-        return [*settled, *_bf16(unit, op, loop), *ends]
+        return [*settled, *_bf16(unit, op, loop, wanted), *ends]
     if is_dot(g, unit.ops, unit.placement):
         return [*settled, *_dot(unit, op, loop), *ends]
     return [*settled, *_fp32(unit, op, loop), *ends]
@@ -83,7 +93,7 @@ def _fp32(unit: Unit, op: Product, loop: int | None) -> list[str]:
     return [*before, f"product_{'lanes' if lanes_first else 'rows'}{template}({call}{tail});"]
 
 
-def _bf16(unit: Unit, op: Product, loop: int | None) -> list[str]:
+def _bf16(unit: Unit, op: Product, loop: int | None, wanted: Maxima | None) -> list[str]:
     """Rows of B (or its columns, turned) by pairs of A: result column by column, its rows in lanes."""
     g = op.gemm
     (rows, cols), inner = unit.tile(g.into).shape, unit.tile(g.a).shape[1]
@@ -98,8 +108,11 @@ def _bf16(unit: Unit, op: Product, loop: int | None) -> list[str]:
     inside = f"Span{{{t0}, {chunks(inner) if t1 == str(inner) else t1}}}"
     call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
     start = f", zero_{g.into}" if g.accumulate and g.into in unit.zeros else ""
+    if wanted is not None:
+        start = f", false, {tile_name(wanted.row)}"
     edges = ", ".join(f"EDGE ? &seen{loop} : nullptr" if has_edges(unit, n, loop) else "nullptr" for n in (g.into, g.a))
-    product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>"
+    maximum = "" if wanted is None else ", !EDGE" if wanted.masked else ", true"
+    product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}{maximum}>"
     if unit.span_of(g.a, loop) is None:
         return [f"{product_of}({call}, Edges{{{edges}}}{start});"]
     name = f"edges_{g.b}_{g.into}"

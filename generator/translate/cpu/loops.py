@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from generator.tl.ir import ROWS, For, Gemm
+from generator.tl.ir import ROWS, For, Gemm, Op, Var
 from generator.tl.printer import print_expression, print_statement
 from generator.translate.cpu.copies import load, store
 from generator.translate.cpu.elementwise import NestWriter, comment
-from generator.translate.cpu.folding import is_zero, touched
-from generator.translate.cpu.gemm import product
+from generator.translate.cpu.folding import Maxima, is_zero, maxima, touched
+from generator.translate.cpu.gemm import product, takes_maxima
 from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_by_row, seen_text, whole_text
 from generator.translate.cpu.nests import Nest, Sections
 from generator.translate.cpu.ops import Branch, Load, Loop, Product, Step, Store, Work, every, reads
 from generator.translate.cpu.unit import Unit, indent, padded
+from generator.translate.passes.conditions import conjuncts
 
 
 class BodyWriter:
@@ -24,26 +25,47 @@ class BodyWriter:
 
     def body(self, body: tuple[Work, ...], loop: Loop | None) -> list[str]:
         out: list[str] = []
+        before: Work | None = None
         section: list[Step] = []
         for op in (*body, None):
             if isinstance(op, Step):
                 section.append(op)
                 continue
-            if section:
-                out += self.section(section, loop)
-                section = []
-            if op is not None:
-                out += self.work(op, loop)
+            out += self._with_section(before, section, loop)
+            before, section = op, []
         return out
 
-    def work(self, op: Work, loop: Loop | None) -> list[str]:
+    def _with_section(self, op: Work | None, steps: list[Step], loop: Loop | None) -> list[str]:
+        """A statement and the section behind it; a product may take a maximum from the section."""
+        wanted = self._maxima(op, steps, loop) if isinstance(op, Product) else None
+        first = self.work(op, loop) if op is not None and wanted is None else []
+        taken, lines = self.section(steps, loop, wanted) if steps else (False, [])
+        if op is not None and wanted is not None:
+            first = self.work(op, loop, wanted if taken else None)
+        return [*first, *lines]
+
+    def _maxima(self, op: Product, steps: list[Step], loop: Loop | None) -> Maxima | None:
+        limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
+
+        def is_mask(s: Step) -> bool:
+            match s.value:
+                case Op("where", (test, Var(x), _)) if x == s.into:
+                    known, others = limits.split(conjuncts(test))
+                    return known is not None and not others
+            return False
+
+        found = maxima(op, steps, is_mask) if takes_maxima(self.unit, op) else None
+        hides = found is not None and self.unit.span_of(found.tile, loop.index if loop is not None else None) is not None
+        return None if found is None or hides and not found.masked else found
+
+    def work(self, op: Work, loop: Loop | None, wanted: Maxima | None = None) -> list[str]:
         match op:
             case Load(s):
                 return [_comment(s), *load(self.unit, s, *self._rows_read(s.into, loop))]
             case Store(s, scale):
                 return [_comment(s), *store(self.unit, s, scale)]
             case Product(g):
-                return [_comment(g), *product(self.unit, op, loop.index if loop is not None else None)]
+                return [_comment(g), *product(self.unit, op, loop.index if loop is not None else None, wanted)]
             case Loop():
                 self.loop(op)
                 return [f"loop{op.index}();"]
@@ -54,25 +76,28 @@ class BodyWriter:
             case Step():
                 raise AssertionError(op)
 
-    def section(self, steps: list[Step], loop: Loop | None) -> list[str]:
+    def section(self, steps: list[Step], loop: Loop | None, wanted: Maxima | None) -> tuple[bool, list[str]]:
+        """Whether the maximum that the product in front can take is taken from it; the lines that run the section."""
         live = self.unit.ops.after(steps[-1])
         zeros = [s for s in steps if s.into in self.unit.zeros and is_zero(s, self.unit.ops.tiles)]
         zeros = [s for s in zeros if not touched((t for t in steps if t is not s), s.into)]
         steps = [s for s in steps if s not in zeros]
         nests = self.sections.nests(steps, loop.index if loop is not None else -1)
         limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
+        taken = False
         out = [line for s in zeros for line in (comment(s), f"zero_{s.into} = true;")]
         for i, nest in enumerate(nests):
             later = {n for other in nests[i + 1 :] for s in other.steps for n in s.reads}
             if nest.kind == "rows" and any(p.span is not None for p in nest.phases) and loop is not None:
                 self.whole_vectors.add(loop.index)
-            writer = NestWriter(self.unit, nest, set(live) | later, limits)
+            writer = NestWriter(self.unit, nest, set(live) | later, limits, wanted)
             calls = writer.finish(self.num_nests)
+            taken |= writer.takes_maxima
             touches = {n for n in self.unit.zeros - writer.guarded if touched(nest.steps, n)}
             out += [line for n in sorted(touches) for line in self.unit.settle(n)] + calls
             self.unit.decisions.append(f"nest{self.num_nests}: {describe(nest)}")
             self.num_nests += 1
-        return out
+        return taken, out
 
     def _rows_read(self, name: str, loop: Loop | None) -> tuple[str, str]:
         """All rows of a loaded tile, or only those behind the columns that the block may see."""
