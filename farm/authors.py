@@ -10,6 +10,7 @@ from typing import Protocol
 
 from catalog import store as catalog_store
 from catalog.locations import Location
+from farm.console import InputError
 from farm.history import History
 from farm.jobs import Shop
 from farm.model_search import ModelSearch
@@ -48,8 +49,13 @@ def endpoint_of(plan: Plan) -> Endpoint | None:
 
 
 def model_settings(plan: Plan) -> ModelSettings | None:
-    """The plan's settings of a language model; None for the rule author."""
-    return None if plan.author == "rules" else read_settings(plan.author, dict(plan.author_options), plan.budget, plan.prices)
+    """The plan's settings of a language model; None for the rule author. Raises InputError."""
+    if plan.author == "rules":
+        options = dict(plan.author_options)
+        if named := [f"--{name}" for name in ("style", "translator") if options.get(name)]:
+            raise InputError(named[0], "says how a language model is asked; expected --author llm with it, found the rule author")
+        return None
+    return read_settings(plan.author, dict(plan.author_options), plan.budget, plan.prices)
 
 
 @contextlib.asynccontextmanager

@@ -66,6 +66,12 @@ def sweep(
     author: Annotated[str | None, typer.Option(help="rules, llm or llm-direct, instead of the plan's.")] = None,
     model: Annotated[str | None, typer.Option(help="The model's name, for --author llm and llm-direct.")] = None,
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint. Default: OPENAI_BASE_URL.")] = None,
+    style: Annotated[
+        str | None, typer.Option(help="two_stage (a sketch first) or one_pass, for --author llm. Default: two_stage.")
+    ] = None,
+    translator: Annotated[
+        str | None, typer.Option(help="ours, or llm: the model writes the C++ or CUDA for its TL too. Default: ours.")
+    ] = None,
     replay: Annotated[bool, typer.Option("--replay", help="Ask no model: use the answers on record in the catalog.")] = False,
     budget: Annotated[
         str | None, typer.Option(help="When to stop: minutes=10,attempts=200,usd=5,tokens=1000000,gpu_s=600.")
@@ -99,11 +105,7 @@ def sweep(
         tune=tune,
         budget=",".join(filter(None, [budget, *(f"{name}={value}" for name, value in budgets.items() if value is not None)]))
         or None,
-        model={
-            name: value
-            for name, value in (("model", model), ("base_url", base_url), ("replay", replay or None))
-            if value is not None
-        },
+        model=_given(model=model, base_url=base_url, style=style, translator=translator, replay=replay or None),
     )
     if executor not in ("ray", "local"):
         raise InputError("--executor", f"expected ray or local, found {executor!r}")
@@ -134,6 +136,11 @@ def sweep(
         raise typer.Exit(EXIT_STOPPED)
     if summary.broken_off or not summary.any_verified:
         raise typer.Exit(EXIT_FAILED)
+
+
+def _given(**flags: object) -> dict[str, object]:
+    """The flags that were given."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _print_problems(plan, as_json: bool) -> None:  # type: ignore[no-untyped-def]

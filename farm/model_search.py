@@ -16,6 +16,7 @@ from farm import model_feedback
 from farm.compiler_lines import in_tl
 from farm.executors import trouble_of
 from farm.jobs import Job, Row, device_seconds
+from farm.model_prompts import prompts_of, translation_of
 from farm.model_settings import ModelSettings
 from farm.plan import Plan
 from farm.scheduler import Stopped
@@ -24,23 +25,23 @@ from generator.authors.clients import ModelClient, OpenAIClient
 from generator.authors.exchange import Exchange
 from generator.authors.ledger import Ledger, Spent
 from generator.authors.llm import Judged, LanguageModelAuthor, Outcome, Style
-from generator.authors.prompting import PromptTooLong, TaskPrompts, task_prompts
+from generator.authors.prompting import PromptTooLong
 from generator.authors.proposal import Proposal
 from generator.authors.rules import RuleAuthor
 from generator.authors.transcripts import TranscriptStore
 from generator.canonical import canonical_json, digest
 from generator.feedback import Feedback
 from generator.spec import AttentionSpec, SpecError
-from generator.targets import find_target
 from generator.tl.checker import parse_and_check
 from generator.tl.fill import fill, spread_choices
 from generator.tl.ir import Program
 from generator.tl.printer import print_program
-from verifier.environment import cpu_flags
 from verifier.review import review_apart
 
 #: So many choices of a program's holes are looked at; a stranger's program may have any number of them.
 MAX_CHOICES = 128
+#: The author of programs that a search may start from.
+RULES = "rules"
 
 
 @dataclass
@@ -55,6 +56,7 @@ class ModelSearch:
     artifacts: Artifacts
     ledger: Ledger = field(default_factory=Ledger)
     note: Callable[[str], None] = lambda text: None
+    on_outcome: Callable[[AttentionSpec, str, Outcome], None] | None = None
 
     @property
     def width(self) -> int:
@@ -79,17 +81,19 @@ class ModelSearch:
         Raises Stopped where no other problem can fare better: the budget is spent, or the model has never answered.
         """
         try:
-            prompts = self._prompts(spec, target)
+            prompts = prompts_of(spec, target, self.settings)
+            translation = translation_of(spec, target, self.settings)
             seeds = await self._seeds(spec, target, attempt) if self.settings.seed_with_rules else []
         except (SpecError, PromptTooLong) as error:
             await attempt(self._job_of_nothing(spec, target, str(error)))
             return
         style: Style = self.settings.style  # type: ignore[assignment]
-        author = LanguageModelAuthor(
-            self.client, self.settings.sampling(), prompts, style, self.settings.search(), self.ledger, self.store
-        )
+        search, sampling = self.settings.search(), self.settings.sampling()
+        author = LanguageModelAuthor(self.client, sampling, prompts, style, search, self.ledger, self.store, translation)
         evaluator = Evaluator(self, spec, target, attempt)
         outcome = await author.run(evaluator.judge, seeds)
+        if self.on_outcome is not None:
+            self.on_outcome(spec, target, outcome)
         if outcome.cause == "budget":
             self.note(_said(spec, outcome, evaluator.spent))
             raise Stopped(outcome.stopped)
@@ -99,24 +103,17 @@ class ModelSearch:
         if outcome.cause == "unavailable" and not self.ledger.spent.requests:
             raise Stopped(outcome.stopped)
 
-    def _prompts(self, spec: AttentionSpec, target: str) -> TaskPrompts:
-        facts = find_target(target, cpu_flags() if target.startswith("cpu") else ())
-        text = f"{facts.isa}: {', '.join(facts.instructions)}"
-        if facts.shared_bytes:
-            text += f"; {facts.shared_bytes // 1024} KiB of shared memory a block, {facts.registers} registers a thread"
-        return task_prompts(spec, facts.hardware[0], text + ".", self.settings.token_limit - self.settings.max_tokens)
-
     async def _seeds(self, spec: AttentionSpec, target: str, attempt: Attempt) -> list[Judged]:
         """The rule author's program as one to start from, judged like any other."""
         code = RuleAuthor().code(spec, target)
-        proposal = Proposal("rules", "tl", print_program(code))
+        proposal = Proposal(RULES, "tl", print_program(code))
         feedback = await Evaluator(self, spec, target, attempt).judge(proposal)
         return [Judged(proposal, feedback)] if feedback.is_correct else []
 
     def _job_of_nothing(self, spec: AttentionSpec, target: str, message: str) -> Job:
-        name = self.settings.model
-        key = self.versions.key_without_program(spec, target, f"llm:{name}")
-        columns = {"author": name, "author_mode": "llm"}
+        name, mode = self.settings.model, "llm-direct" if self.settings.style == "direct" else "llm"
+        key = self.versions.key_without_program(spec, target, f"{mode}:{name}")
+        columns = {"author": name, "author_mode": mode}
         return Job(key, spec, target, "", trouble=("author_failed", message), columns=columns)
 
 
@@ -131,6 +128,7 @@ class Evaluator:
     rows: dict[str, str] = field(default_factory=dict)
     judgements: dict[str, asyncio.Task[Feedback]] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
+    checked: dict[str, Proposal] = field(default_factory=dict)
 
     async def judge(self, proposal: Proposal) -> Feedback:
         """Parser and checker, interpreter, then the sweep's stages: the first that finds something wrong speaks.
@@ -164,9 +162,10 @@ class Evaluator:
         return replace(feedback, text=f"{message}. What was said of it:\n{feedback.text}")
 
     async def _judged(self, proposal: Proposal) -> Feedback:
-        if not proposal.text:
-            said = "; ".join(proposal.remarks) or "no block tagged `tl` with a program was found in the answer"
+        if said := _missing(proposal):
             return model_feedback.of_row(await self._refuse(proposal, "author_failed", said))
+        if proposal.kind == "source":
+            return await self._built(proposal)
         parsed = parse_and_check(proposal.text, "code")
         if parsed.program is None:
             feedback = model_feedback.of_diagnostics(parsed.diagnostics, proposal.text, proposal.remarks)
@@ -177,7 +176,48 @@ class Evaluator:
             feedback = model_feedback.of_review(wrong, proposal.text)
             await self._refuse(proposal, "wrong_value", feedback.text)
             return feedback
+        if self.search.settings.translator == "llm" and proposal.author != RULES:
+            return self._checked(proposal, parsed.program)
         return await self._measure(proposal, parsed.program)
+
+    def _checked(self, proposal: Proposal, program: Program) -> Feedback:
+        """The program is right, and the model itself translates it: with the choice of its holes that we would try first."""
+        holes = order_choices(spread_choices(program, MAX_CHOICES))[0]
+        text = print_program(fill(program, holes))
+        self.checked[text] = proposal
+        said = "the program is right; it is yours to translate now"
+        return Feedback("checked", said, data={"program": text})
+
+    async def _built(self, proposal: Proposal) -> Feedback:
+        """Device code that the model wrote: the stages read, compile, judge and time it like any other."""
+        row = await self.attempt(self._source_job(proposal))
+        self.rows[proposal.hash] = row.get("row_id", "")
+        self._count([row])
+        return model_feedback.of_row(row, self._artifact(row, "log_hash"))
+
+    def _source_job(self, proposal: Proposal) -> Job:
+        """What the program that is translated has cost stands in the row of its first translation."""
+        plan, columns = self.search.plan, self._columns(proposal)
+        code = self.checked.get(proposal.program)
+        if code is not None and code.hash == proposal.parent:
+            for name, own in self._columns(code).items():
+                if name in _FREE:
+                    columns[name] += own  # type: ignore[operator]
+            conversation = (*self._exchanges(code), *self._exchanges(proposal))
+            columns["transcript_hash"] = self.search.artifacts.put(canonical_json(conversation))
+        text = canonical_json({"source": proposal.text, "launch": proposal.launch})
+        return Job(
+            key=self.search.versions.key(self.spec, self.target, text, 0, plan.rivals),
+            spec=self.spec,
+            target=self.target,
+            program=proposal.program,
+            measure_s=plan.tuning.measure_s,
+            rivals=plan.rivals,
+            source=proposal.text,
+            launch=proposal.launch,
+            texts={"sketch": proposal.sketch, "code": code.text if code is not None else ""},
+            columns=columns,
+        )
 
     async def _measure(self, proposal: Proposal, program: Program) -> Feedback:
         """The program with the first few choices of its holes; feedback is the fastest right one's, else the first one's."""
@@ -217,7 +257,7 @@ class Evaluator:
             target=self.target,
             program="",
             trouble=(reason, message),
-            texts={"sketch": proposal.sketch, "code": proposal.text},
+            texts={"sketch": proposal.sketch, "code": proposal.text if proposal.kind == "tl" else ""},
             columns=self._columns(proposal),
         )
         row = await self.attempt(job)
@@ -268,6 +308,18 @@ class Evaluator:
 
 #: Columns of the rows that share an answer with another row.
 _FREE = {"tokens_in": 0, "tokens_out": 0, "cost_usd": 0.0, "author_s": 0.0}
+
+
+def _missing(proposal: Proposal) -> str:
+    """What an answer lacks, in its own words where it was cut; "" where all is there."""
+    cut = "; ".join(proposal.remarks)
+    if not proposal.text and proposal.kind == "tl":
+        return cut or "no block tagged `tl` with a program was found in the answer"
+    if not proposal.text:
+        return cut or "no block tagged `cpp` or `cuda` with source was found in the answer"
+    if proposal.kind == "source" and not proposal.launch:
+        return cut or "no block tagged `launch` with a launch description was found in the answer"
+    return ""
 
 
 def _said(spec: AttentionSpec, outcome: Outcome, spent: Spent) -> str:

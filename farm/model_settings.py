@@ -23,6 +23,7 @@ class ModelSettings:
     model: str
     base_url: str | None = None
     style: str = "two_stage"
+    translator: str = "ours"
     max_tokens: int = 8192
     token_limit: int = 32768
     temperature: float | None = None
@@ -67,6 +68,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "float": (int, float), "float | None": (int, float, type(None)),
 }  # fmt: skip
 STYLES: tuple[Style, ...] = ("two_stage", "one_pass", "direct")
+TRANSLATORS = ("ours", "llm")
 _LEAST = {"max_tokens": 1, "token_limit": 1024, "samples": 1, "repairs": 0, "beam": 1, "improvements": 0, "patience": 1}
 _LEAST |= {"concurrency": 1, "tries": 1, "timeout_s": 0, "min_gain": 0}
 
@@ -91,6 +93,10 @@ def read_settings(
         known = ", ".join(name for name, _ in prices) or "none"
         cure = f"add `prices: {{{settings.model}: {{in: ..., out: ...}}}}` to the plan, US dollars for a million tokens"
         raise InputError("--budget-usd", f"no price is known for {settings.model} (the plan's prices: {known}); {cure}")
+    if settings.translator not in TRANSLATORS:
+        raise InputError("--translator", f"expected one of {', '.join(TRANSLATORS)}, found {settings.translator!r}")
+    if settings.seed_with_rules and (author == "llm-direct" or settings.style == "direct"):
+        raise InputError("author_options.seed_with_rules", "expected false for an author that writes device code, not TL")
     if settings.style not in STYLES:
         raise InputError("author_options.style", f"expected one of {', '.join(STYLES)}, found {settings.style!r}")
     if settings.max_tokens >= settings.token_limit:

@@ -10,6 +10,7 @@ FeedbackKind = Literal[
     "tl_rejected",  # parser or checker found errors
     "source_rejected",  # device code or its launch description breaks a rule, before any compiler
     "wrong_tile",  # the interpreter shows which tile is wrong first
+    "checked",  # the TL is right, as far as it can be told without a kernel; its translation is the author's own next step
     "translate_failed",
     "compile_failed",
     "fault",  # crash, time-out, out of bounds, unwritten output, mutated input, nondeterminism

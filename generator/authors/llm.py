@@ -13,6 +13,7 @@ from typing import Literal, Protocol
 
 from generator.authors.answers import MAX_BLOCK_CHARS, Extracted, clean, estimate_tokens, extract
 from generator.authors.clients import ModelClient
+from generator.authors.direct_prompts import DirectPrompts
 from generator.authors.exchange import Exchange, Message, ModelUnavailable, Request, Sampling
 from generator.authors.ledger import Ledger, Spent
 from generator.authors.prompting import PromptTooLong, TaskPrompts, fit_messages
@@ -53,10 +54,11 @@ class Search:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A proposal and what was said of it."""
+    """A proposal and what was said of it. sample: which of the independent answers it goes back to."""
 
     proposal: Proposal
     feedback: Feedback
+    sample: int = 0
 
 
 #: Why a search ended: its rounds or gains did, the budget is spent, the model gave no answer, a prompt did not fit its limit.
@@ -73,13 +75,31 @@ class Outcome:
     cause: Cause = "done"
 
 
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """Where a chain of answers starts: the first request, in whose words it is mended, and what it comes from.
+
+    before: exchanges that led to the request. program: the TL that source is asked for, "" for none.
+    """
+
+    prompts: TaskPrompts
+    messages: tuple[Message, ...]
+    sample: int
+    sketch: str = ""
+    before: tuple[Exchange, ...] = ()
+    parent: str | None = None
+    round: int = 0
+    program: str = ""
+
+
 class _BudgetSpent(Exception):
     """No room in the budget for another request."""
 
 
 @dataclass
 class LanguageModelAuthor:
-    """One search for one spec on one target.
+    """One search for one spec on one target. translation: prompts of stage 2, where the model translates too and not our
+    translator; `evaluate` then says `checked` of a right TL program.
 
     Deterministic but for the model's answers and the feedback: with both on record (`client` a RecordedClient, `record` a store
     of transcripts), a second run makes the same requests, bit for bit.
@@ -92,6 +112,7 @@ class LanguageModelAuthor:
     search: Search = field(default_factory=Search)
     ledger: Ledger = field(default_factory=Ledger)
     record: FeedbackRecord | None = None
+    translation: DirectPrompts | None = None
     _costs: dict[str, Spent] = field(default_factory=dict, repr=False)
 
     @property
@@ -114,35 +135,39 @@ class LanguageModelAuthor:
     async def _first_answers(self, evaluate: Evaluate, judged: list[Judged], sample: int) -> None:
         system = Message("system", self.prompts.system)
         if self.style != "two_stage":
-            await self._mend(evaluate, judged, (system, Message("user", self.prompts.first)), sample, "", ())
-            return
-        asked = (system, Message("user", self.prompts.sketch))
-        exchange = await self._ask(asked, sample)
-        sketch = extract(exchange.answer.text).get("sketch") or clean(exchange.answer.text)[:MAX_BLOCK_CHARS]
-        messages = (*asked, _said_by_model(exchange), Message("user", self.prompts.code))
-        await self._mend(evaluate, judged, messages, sample, sketch, (exchange,))
+            chain = _Chain(self.prompts, (system, Message("user", self.prompts.first)), sample)
+        else:
+            asked = (system, Message("user", self.prompts.sketch))
+            exchange = await self._ask(asked, sample)
+            sketch = extract(exchange.answer.text).get("sketch") or clean(exchange.answer.text)[:MAX_BLOCK_CHARS]
+            messages = (*asked, _said_by_model(exchange), Message("user", self.prompts.code))
+            chain = _Chain(self.prompts, messages, sample, sketch, (exchange,))
+        await self._translated(evaluate, judged, chain, await self._mend(evaluate, judged, chain))
 
-    async def _mend(
-        self,
-        evaluate: Evaluate,
-        judged: list[Judged],
-        messages: tuple[Message, ...],
-        sample: int,
-        sketch: str,
-        before: tuple[Exchange, ...],
-        parent: str | None = None,
-        round_: int = 0,
-    ) -> None:
-        """Ask, judge, and ask again with what was found, until right or the bound on repairs."""
+    async def _mend(self, evaluate: Evaluate, judged: list[Judged], chain: _Chain) -> Judged | None:
+        """Ask, judge, and ask again with what was found, until right or the bound on repairs. Gives the last one judged."""
+        messages, before, parent, last = chain.messages, chain.before, chain.parent, None
         for repair in range(self.search.repairs + 1):
-            exchange = await self._ask(messages, sample)
-            proposal = self._proposal(exchange, sketch, before, parent, round_ + repair)
+            exchange = await self._ask(messages, chain.sample)
+            exchanges = (*before, exchange) if repair == 0 else (exchange,)
+            proposal = self._proposal(exchanges, chain, parent, chain.round + repair)
             feedback = await self._evaluate(evaluate, proposal, exchange)
-            judged.append(Judged(proposal, feedback))
-            if feedback.is_correct or feedback.kind == "not_judged":
-                return
-            before, parent = (exchange,), proposal.hash
-            messages = (*messages[:2], _said_by_model(exchange), Message("user", self.prompts.repair(feedback)))
+            last = Judged(proposal, feedback, chain.sample)
+            judged.append(last)
+            if feedback.is_correct or feedback.kind in ("not_judged", "checked"):
+                return last
+            parent = proposal.hash
+            messages = (*messages[:2], _said_by_model(exchange), Message("user", chain.prompts.repair(feedback)))
+        return last
+
+    async def _translated(self, evaluate: Evaluate, judged: list[Judged], chain: _Chain, checked: Judged | None) -> None:
+        """Stage 2 by the model: source for a program that has been found right, mended in the same way."""
+        if self.translation is None or checked is None or checked.feedback.kind != "checked":
+            return
+        program = str(checked.feedback.data.get("program") or checked.proposal.text)
+        messages = (Message("system", self.translation.system), Message("user", self.translation.translate(program)))
+        sketch, parent, round_ = checked.proposal.sketch, checked.proposal.hash, checked.proposal.round
+        await self._mend(evaluate, judged, _Chain(self.translation, messages, chain.sample, sketch, (), parent, round_, program))
 
     # ------------------------------------------------------------------------------------------------- improvements
 
@@ -168,12 +193,14 @@ class LanguageModelAuthor:
         return _ended(broken, "all rounds done")
 
     async def _faster(self, evaluate: Evaluate, judged: list[Judged], base: Judged, round_: int, rank: int) -> None:
-        system = Message("system", self.prompts.system)
-        messages = (system, Message("user", self.prompts.improve(base.proposal, base.feedback)))
+        of, translated = base.proposal, base.proposal.kind == "source" and self.translation is not None
+        prompts = self.translation if translated and self.translation is not None else self.prompts
+        messages = (Message("system", prompts.system), Message("user", prompts.improve(of, base.feedback)))
         sample = self.search.samples + round_ * self.search.beam + rank
-        await self._mend(
-            evaluate, judged, messages, sample, base.proposal.sketch, (), base.proposal.hash, base.proposal.round + 1
-        )
+        chain = _Chain(prompts, messages, sample, of.sketch, (), of.hash, of.round + 1, of.program)
+        last = await self._mend(evaluate, judged, chain)
+        if not translated:
+            await self._translated(evaluate, judged, chain, last)
 
     # ------------------------------------------------------------------------------------------------ one question
 
@@ -193,28 +220,26 @@ class LanguageModelAuthor:
         finally:
             self.ledger.settle(reservation, spent)
 
-    def _proposal(
-        self, exchange: Exchange, sketch: str, before: tuple[Exchange, ...], parent: str | None, round_: int
-    ) -> Proposal:
-        found = extract(exchange.answer.text)
-        exchanges = (*before, exchange) if round_ == 0 else (exchange,)
-        direct = self.style == "direct"
+    def _proposal(self, exchanges: tuple[Exchange, ...], chain: _Chain, parent: str | None, round_: int) -> Proposal:
+        found = extract(exchanges[-1].answer.text)
+        is_source = chain.prompts.tag != "tl"
         cost = sum((self._costs.pop(e.request.hash, Spent()) for e in exchanges), Spent())
         return Proposal(
             author=self.name,
-            kind="source" if direct else "tl",
-            text=found.get("source" if direct else "tl") or "",
-            sketch=found.get("sketch") or sketch,
-            launch=(found.get("launch") or "") if direct else "",
+            kind="source" if is_source else "tl",
+            text=found.get("source" if is_source else "tl") or "",
+            sketch=found.get("sketch") or chain.sketch,
+            launch=(found.get("launch") or "") if is_source else "",
+            program=chain.program if is_source else "",
             parent=parent,
             transcript=tuple(e.request.hash for e in exchanges),
-            prompt_hash=exchange.request.hash,
+            prompt_hash=exchanges[-1].request.hash,
             round=round_,
             tokens_in=cost.tokens_in,
             tokens_out=cost.tokens_out,
             cost_usd=cost.usd,
             model_s=cost.model_s,
-            remarks=_remarks(exchange, found),
+            remarks=_remarks(exchanges[-1], found),
         )
 
     async def _evaluate(self, evaluate: Evaluate, proposal: Proposal, exchange: Exchange) -> Feedback:

@@ -15,6 +15,7 @@ class Proposal:
     """One program proposed for a spec on a target.
 
     text: TL code, or device source where kind is "source" (then `launch` is its launch description as JSON text).
+    program: the TL that the source translates, "" where there is none.
     sketch: the sketch that came before, "" in one-pass generation. parent: hash of the proposal that this repairs or speeds up.
     transcript: hashes of the requests that led to it, the last one being its own. round counts repairs and improvements from 0.
     """
@@ -24,6 +25,7 @@ class Proposal:
     text: str
     sketch: str = ""
     launch: str = ""
+    program: str = ""
     parent: str | None = None
     transcript: tuple[str, ...] = ()
     prompt_hash: str = ""
