@@ -9,11 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing as mp
-import os
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,227 +20,12 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import gpu_cases as cases  # noqa: E402
 from gpu_cases import Build, build, spec  # noqa: E402
+from gpu_kernels import START, Kernel, compile_all, environment, in_child, log  # noqa: E402
+from gpu_values import check, same_bits  # noqa: E402
 
-from generator.binding import bind  # noqa: E402
 from generator.spec import AttentionSpec  # noqa: E402
 from generator.translate.records import Translated  # noqa: E402
-from verifier.children import Limits  # noqa: E402
-from verifier.compile_cuda import compile_cuda  # noqa: E402
 from verifier.records import Binary  # noqa: E402
-
-START = time.monotonic()
-CACHE = Path(os.environ.get("FARM_CUDA_CACHE", tempfile.gettempdir())) / "farm_gpu_check"
-
-
-def log(*words: object) -> None:
-    print(f"[{time.monotonic() - START:6.1f}]", *words, flush=True)
-
-
-# -------------------------------------------------------------------------------------------------------------- building
-
-
-def compile_one(b: Build) -> tuple[Build, dict[str, Any], Translated | None, Binary | None]:
-    """The build's row: why there is no kernel, or what the compiler says of it."""
-    try:
-        translated = b.translated()
-        if not isinstance(translated, Translated):
-            return b, {"error": f"{translated.reason}: {translated.message}"}, None, None
-        binary = compile_cuda(translated, CACHE, Limits(wall_s=150), arch=b.arch)
-        if not isinstance(binary, Binary):
-            return b, {"error": f"{binary.reason}: {binary.log[:400]}"}, translated, None
-    except Exception as error:  # noqa: BLE001
-        return b, {"error": f"{type(error).__name__}: {str(error)[:400]}"}, None, None
-    row = {"compile_s": round(binary.compile_s, 2), **binary.resources, "notes": translated.schedule["notes"]}
-    return b, row, translated, binary
-
-
-def compile_all(builds: Sequence[Build]) -> dict[Build, tuple[dict[str, Any], Translated | None, Binary | None]]:
-    with ThreadPoolExecutor(max(2, (os.cpu_count() or 4) - 2)) as pool:
-        done = {b: (row, t, x) for b, row, t, x in pool.map(compile_one, builds)}
-    for b, (row, _, _) in done.items():
-        if "error" in row or row.get("spill_bytes"):
-            log("  build", b.name, row.get("error") or f"spills {row['spill_bytes']}")
-    return done
-
-
-class Kernel:
-    """A built kernel in this process."""
-
-    def __init__(self, translated: Translated, binary: Binary) -> None:
-        import torch
-
-        from verifier.launch_cuda import CudaKernel
-
-        torch.zeros(1, device="cuda")  # makes the context that the launcher uses
-        self.loaded = CudaKernel(translated.launch, Path(binary.path).read_bytes())
-
-    def prepared(self, s: AttentionSpec, tensors: dict[str, Any]) -> Callable[[], None]:
-        import torch
-
-        binding = bind(self.loaded.launch, s)
-        order = [tensors[{"q": "q", "k": "k", "v": "v", "o": "o", "lse": "lse"}.get(t.role, t.name)] for t in binding.tensors]
-        call = self.loaded.prepare(order, [x.value for x in binding.scalars])
-        stream = torch.cuda.current_stream().cuda_stream
-        return lambda: call.run(stream)
-
-
-# ------------------------------------------------------------------------------------------------------------- children
-
-
-def in_child(limit_s: float, work: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """The result of a function in a forked child, or why there is none."""
-    here, there = mp.Pipe(False)
-
-    def go() -> None:
-        try:
-            import torch
-
-            torch.set_num_threads(2)
-            result: dict[str, Any] = {"result": work(*args)}
-        except BaseException as error:  # noqa: BLE001
-            result = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
-        there.send(result)
-        os._exit(0)
-
-    child = mp.get_context("fork").Process(target=go)
-    child.start()
-    there.close()
-    try:
-        result = here.recv() if here.poll(limit_s) else {"error": f"no answer in {limit_s:g} s"}
-    except EOFError:
-        child.join(5)
-        result = {"error": f"died with status {child.exitcode}"}
-    if child.is_alive():
-        child.kill()
-    child.join()
-    return result
-
-
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
-def check(b: Build, translated: Translated, binary: Binary) -> dict[str, Any]:
-    """Errors against float64 on every shape, and whether reruns agree bit for bit."""
-
-    kernel = Kernel(translated, binary)
-    rows, worst, bad = [], {"rms": 0.0, "lse": 0.0}, []
-    limit = 6e-3 if b.spec.dtype == "bf16" else 1.2e-3
-    fast = 3e-3 if any(r.name == "softcap" for r in b.spec.scores) else 3e-4
-    for i, shape in enumerate(cases.SHAPES):
-        s = cases.sized(b.spec, *shape)
-        found = check_shape(kernel, s, i)
-        ok = found["rms"] <= limit and found["lse"] <= fast and found["dead"] and not found["nan"]
-        worst = {k: max(worst[k], found[k]) for k in worst}
-        rows.append({"shape": shape, **found, "ok": ok})
-        if not ok:
-            bad.append(f"{shape}: rms {found['rms']:.1e} lse {found['lse']:.1e} dead {found['dead']} nan {found['nan']}")
-    repeats = differing_reruns(kernel, cases.sized(b.spec, 2, 8, 2, 900, 1100))
-    view = check_views(kernel, b.spec)
-    return {"rows": rows, **worst, "bad": bad, "differing_reruns": repeats, "views": view, "attributes": kernel.loaded.attributes}
-
-
-def case_tensors(s: AttentionSpec, seed: int) -> tuple[dict[str, Any], Any]:
-    """Tensors on the device and the float64 reference."""
-    import torch
-
-    from verifier.inputs import Case, make_values
-    from verifier.oracle import attention
-
-    values = make_values(Case("check", s, seed=seed))
-    if seed % 3 == 2:
-        values["q"] = values["q"] * 4
-    reference = attention(s, values)
-    tensors = {n: t.cuda() for n, t in values.items()}
-    tensors |= {n: t.transpose(1, 2).contiguous().transpose(1, 2) for n, t in tensors.items() if n in ("q", "k", "v")}
-    kind = tensors["q"].dtype
-    tensors["o"] = torch.full(
-        (s.batch, s.seqlen_q, s.num_heads, s.head_dim_v), float("nan"), device="cuda", dtype=kind
-    ).transpose(1, 2)
-    tensors["lse"] = torch.full((s.batch, s.num_heads, s.seqlen_q), float("nan"), device="cuda")
-    return tensors, reference
-
-
-def errors(tensors: dict[str, Any], reference: Any) -> dict[str, Any]:
-    import torch
-
-    out, lse = tensors["o"].double().cpu(), tensors["lse"].double().cpu()
-    scale = float(reference.out.norm().clamp_min(1e-30))
-    seen = torch.isfinite(reference.lse)
-    difference = (lse - reference.lse)[seen].abs()
-    return {
-        "rms": float((out - reference.out).norm()) / scale if bool(reference.out.any()) else float(out.abs().max()),
-        "lse": float(difference.max()) if difference.numel() else 0.0,
-        "dead": bool((lse[~seen] == -torch.inf).all()) and bool((out[~seen] == 0).all()),
-        "nan": bool(torch.isnan(out).any() | torch.isnan(lse).any()),
-    }
-
-
-def check_shape(kernel: Kernel, s: AttentionSpec, seed: int) -> dict[str, Any]:
-    import torch
-
-    tensors, reference = case_tensors(s, seed)
-    kernel.prepared(s, tensors)()
-    torch.cuda.synchronize()
-    return errors(tensors, reference)
-
-
-def differing_reruns(kernel: Kernel, s: AttentionSpec, runs: int = 12) -> int:
-    import torch
-
-    tensors, _ = case_tensors(s, 7)
-    first, differing = None, 0
-    for _ in range(runs):
-        tensors["o"] = torch.full_like(tensors["o"], float("nan"))
-        kernel.prepared(s, tensors)()
-        bits = tensors["o"].contiguous().view(torch.int16)
-        first = bits if first is None else first
-        differing += int((bits != first).any())
-    return differing
-
-
-def check_views(kernel: Kernel, s: AttentionSpec) -> dict[str, Any]:
-    """Misaligned and expanded operands (repacked by the launcher), gaps between rows, a misaligned output."""
-    import torch
-
-    s = cases.sized(s, 2, 4, 2, 70, 90)
-    out = {}
-    for name in ("odd offset", "gaps", "expanded", "output"):
-        tensors, reference = case_tensors(s, 11)
-        if name == "expanded":
-            from verifier.oracle import attention
-
-            for n in ("k", "v"):
-                tensors[n] = tensors[n][:1, :1].expand(tensors[n].shape)
-            host = {n: t.cpu() for n, t in tensors.items()}
-            reference = attention(s, host)
-        for n in ("q", "k", "v") if name in ("odd offset", "gaps") else ("o",) if name == "output" else ():
-            t = tensors[n]
-            wide = torch.zeros((*t.shape[:-1], t.shape[-1] + (16 if name == "gaps" else 3)), device="cuda", dtype=t.dtype)
-            at = 8 if name == "gaps" else 1
-            wide[..., at : at + t.shape[-1]] = t
-            tensors[n] = wide[..., at : at + t.shape[-1]]
-        try:
-            kernel.prepared(s, tensors)()
-            torch.cuda.synchronize()
-            out[name] = errors(tensors, reference)
-        except Exception as error:  # noqa: BLE001
-            out[name] = {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-    return out
-
-
-def same_bits(builds: list[tuple[str, Translated, Binary]], s: AttentionSpec) -> dict[str, bool]:
-    """Schedules differ, values must not."""
-    import torch
-
-    outs = {}
-    for name, translated, binary in builds:
-        tensors, _ = case_tensors(s, 5)
-        Kernel(translated, binary).prepared(s, tensors)()
-        torch.cuda.synchronize()
-        outs[name] = tensors["o"].contiguous().view(torch.int16)
-    first = next(iter(outs.values()))
-    return {name: bool((x == first).all()) for name, x in outs.items()}
-
 
 # --------------------------------------------------------------------------------------------------------------- timing
 
@@ -585,18 +366,6 @@ def phase_of(session: Session, phase: str) -> None:
             bench_variants(session)
         case other:
             raise ValueError(f"--phases: unknown phase {other!r}")
-
-
-def environment() -> dict[str, Any]:
-    import torch
-
-    query = "name,driver_version,clocks.sm,clocks.max.sm,power.draw,temperature.gpu,memory.total"
-    try:
-        done = subprocess.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True)
-        card = done.stdout.strip()
-    except OSError as error:
-        card = f"unknown: {error}"
-    return {"gpu": card, "torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
 
 
 def main() -> None:

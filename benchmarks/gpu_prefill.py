@@ -29,7 +29,7 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import gpu_cases as cases  # noqa: E402
 from gpu_cases import Build, Rule, spec  # noqa: E402
-from gpu_check import Kernel, compile_one, environment, log  # noqa: E402
+from gpu_kernels import Kernel, compile_one, environment, log  # noqa: E402
 
 from generator.authors.rules import RuleAuthor  # noqa: E402
 from generator.spec import AttentionSpec  # noqa: E402

@@ -24,7 +24,7 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import gpu_cases as cases  # noqa: E402
-from gpu_check import Kernel, environment, log  # noqa: E402
+from gpu_kernels import Kernel, environment, log  # noqa: E402
 from gpu_prefill import (  # noqa: E402
     RMS_LIMIT,
     SHORT,
