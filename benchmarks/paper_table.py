@@ -80,13 +80,15 @@ def lines(variants: Sequence[str]) -> list[Line]:
     return [Line(v, d, dv, causal) for v in variants for d, dv in VARIANTS[v][1] for causal in (False, True)]
 
 
-def target_here(torch: Any) -> str:
-    """The newest target whose own card this is; SystemExit where there is none."""
-    if not torch.cuda.is_available():
-        raise SystemExit("no GPU here that torch can use: the table is of the local GPU")
+def target_here() -> str:
+    """The newest target whose own card this is, asked of NVML, since this process forks. SystemExit where there is none."""
     from farm.devices import targets_of
+    from verifier.gpu import NoDevice, capability_of
 
-    capability = torch.cuda.get_device_capability()
+    try:
+        capability = capability_of("cuda:0")
+    except NoDevice as error:
+        raise SystemExit(f"no GPU here: {error}") from None
     own, _ = targets_of(*capability)
     if not own:
         found = f"{capability[0]}.{capability[1]}"
@@ -176,11 +178,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="timed calls of each contestant in a cell")
     parser.add_argument("--budget-s", type=float, default=100)
     options = parser.parse_args()
-    import torch
+    import torch  # noqa: F401 - before children fork; touches no device
 
     lengths = [int(n) for n in chosen(options.lengths, [str(n) for n in LENGTHS], "--lengths")]
     variants = chosen(options.variants, list(VARIANTS), "--variants")
-    target = target_here(torch)
+    target = target_here()
     dtype = options.dtype or ("bf16" if "bf16" in TARGETS[target].dtypes else "fp16")
     chosen(dtype, [d for d in ("bf16", "fp16") if d in TARGETS[target].dtypes or d == "fp16"], "--dtype")
     facts = environment() | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "target": target}

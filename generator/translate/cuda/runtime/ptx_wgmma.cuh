@@ -37,8 +37,9 @@ DEVICE void anchor(float x, u32 scratch) {
   asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.u32 [%1], %1;\n}\n" ::"f"(x), "r"(scratch) : "memory");
 }
 DEVICE void store_word(u32 a, int x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(a), "r"(x) : "memory"); }
+// The warp's first lane reads for all: it is the one that then lets the writer go on, and orders no other lane's read.
 DEVICE int load_word(u32 a) {
-  int x;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(a) : "memory");
+  int x = 0;
+  if ((threadIdx.x & 31) == 0) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(a) : "memory");
   return x;
 }
