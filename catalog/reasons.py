@@ -11,6 +11,7 @@ REASON_CODES = {
     "override": "attention_kernel(...) around the call does not allow it",
     "denied": "the deny list names the kernel",
     "no_catalog": "no catalog is configured or found",
+    "signature": "nobody who is trusted signed it",
     "no_kernel": "the catalog has no kernel for this family of calls",
     "frozen": "freeze() was called and this kernel is not loaded",
     "requires_grad": "an input wants gradients",

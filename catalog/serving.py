@@ -209,7 +209,7 @@ class Server:
         """Where kernels come from; opened once. Raises the store's errors for a location that was named and is none."""
         with self.lock:
             if self._source is None:
-                self._source = open_source(self.settings.catalog)
+                self._source = open_source(self.settings.catalog, self.settings.signers)
             return self._source
 
 

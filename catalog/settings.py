@@ -28,6 +28,7 @@ VARIABLES = {
     "FARM_FORCE": "kernel ids, comma separated: only these may run, and a call that none of them can take raises",
     "FARM_DENY": "kernel ids, comma separated: these never run",
     "FARM_CATALOG": "location of the catalog that serves",
+    "FARM_SIGNERS": "a file of public keys, one a line: only what one of them signed may serve",
     "FARM_LOG": "debug, info, warning, error or off",
 }
 
@@ -57,6 +58,8 @@ class Settings:
     """Everything that the loader reads, after `configure()` and the environment.
 
     catalog: an open catalog, a location, or None for the user's default folder.
+    signers: public keys (`ssh-ed25519 AAAA... name`), or files of such lines: only what one of them signed may serve. Empty: no
+        signature is asked for.
     lock: path of a `farm.lock`: only the binaries that it pins for a device and a bucket of lengths may serve there.
     mode: "auto" falls back to torch with one warning a reason; "strict" raises with every reason; "off" is torch alone.
     on_miss: called with the `Decision` of every new call that torch has to answer.
@@ -71,6 +74,7 @@ class Settings:
     """
 
     catalog: Any = None
+    signers: tuple[str, ...] = ()
     lock: str | os.PathLike[str] | None = None
     mode: str = "auto"
     on_miss: Callable[[Any], None] | None = None
@@ -141,6 +145,8 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         found["log"] = log.lower()
     if location := environ.get("FARM_CATALOG"):
         found["catalog"] = location
+    if signers := environ.get("FARM_SIGNERS"):
+        found["signers"] = (signers,)
     for variable, name in (("FARM_FORCE", "force"), ("FARM_DENY", "deny")):
         if ids := tuple(part.strip() for part in environ.get(variable, "").split(",") if part.strip()):
             found[name] = ids
@@ -201,7 +207,9 @@ def on_change(listener: Callable[[], None]) -> None:
 
 
 def _tidy(name: str, value: Any) -> Any:
-    if name in ("force", "deny"):
+    if name in ("force", "deny", "signers"):
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
         return (value,) if isinstance(value, str) else tuple(value or ())
     return value
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -309,3 +311,23 @@ def revoke(
         raise InputError("revoke", "expected a row id or --binary, one of them")
     rows = open_catalog(location).revoke(reason, row_id=row_id, binary_hash=binary)
     output.print_record({"rows": rows, "reason": reason}, f"revoked {rows} rows: {reason}", as_json)
+
+
+@catalog_app.command(epilog="Example: farm catalog sign --key ~/.ssh/id_ed25519 --catalog ./farm-catalog")
+def sign(
+    key: Annotated[Path, typer.Option("--key", "-k", help="An Ed25519 key of OpenSSH without a passphrase.", show_default=False)],
+    location: CatalogOption = None,
+    where: WhereOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Vouches for the verified kernels as they are now. Programs that trust the key serve what it signed, and nothing else."""
+    from catalog import signing
+
+    signing.needs_cryptography()
+    made = signing.sign(open_catalog(location), key, where)
+    if as_json:
+        typer.echo(json.dumps(dataclasses.asdict(made)))
+        return
+    typer.echo(f"{made.file}: {made.num_rows} rows, signed by {made.fingerprint[:12]}")
+    typer.echo(f'Who trusts this: catalog.configure(signers=["{made.public_line}"])')
+    typer.echo("    or that line in a file, and FARM_SIGNERS=FILE")

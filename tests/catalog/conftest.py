@@ -12,7 +12,7 @@ def fresh_loader(monkeypatch):
     from catalog.counting import FallbackWarning
     from catalog.loader import Loader
 
-    for name in ("FARM_MODE", "FARM_FORCE", "FARM_DENY", "FARM_CATALOG", "FARM_LOG"):
+    for name in ("FARM_MODE", "FARM_FORCE", "FARM_DENY", "FARM_CATALOG", "FARM_SIGNERS", "FARM_LOG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", "/nonexistent")
     monkeypatch.setattr(serving, "loader", Loader(serving.outcomes))

@@ -188,14 +188,11 @@ def test_a_rival_that_cannot_win_is_left_out_at_first_look(timed, monkeypatch):
     )
 
 
-def test_short_kernels_are_timed_in_batches_without_the_way_to_the_child(timed, monkeypatch):
+def test_short_kernels_are_timed_in_batches_without_the_way_to_the_child(monkeypatch):
     """Public fault 32: elsewhere a wait inside every iteration turned 4 us into 51."""
-    tiny = AttentionSpec(2, 2, 16, 16, 1, 8, 8)
-    result = timed("good", tiny)
-    assert isinstance(result, Measurement), result
-    assert result.environment["calls_in_batch"] > 4 and result.environment["handshake_s"] > 0
     monkeypatch.setattr(benchmark.Workload, "__init__", lambda self: None)
     workload = benchmark.Workload()
-    workload._random, workload.sets, workload.batch, workload.handshake_s = random.Random(1), 16, 8, 47e-6
+    workload._random, workload.sets, workload.batch, workload.handshake_s = random.Random(1), 16, 1, 47e-6
     monkeypatch.setattr(workload, "_go", lambda who, first, count: Ran("done", 47e-6 + count * 4e-6, {"clock_s": count * 4e-6}))
-    assert workload.time_batch("torch sdpa").call_s == pytest.approx(4e-6)
+    workload._choose_batch(workload._first_look("torch sdpa"))
+    assert workload.batch == 16 and workload.time_batch("torch sdpa").call_s == pytest.approx(4e-6)
