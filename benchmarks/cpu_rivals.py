@@ -167,6 +167,7 @@ def _flex(case: Case, inputs: Inputs) -> Callable[[], Any]:
         return cap * torch.tanh(x / cap) if cap else x + slopes[h] * (key - row)
 
     mask = create_block_mask(visible, None, None, s.seqlen_q, s.seqlen_k, device="cpu") if s.masks else None
+    torch.compiler.reset()  # what was compiled for another case would make sizes symbols
     compiled = torch.compile(flex_attention, dynamic=False)  # sizes and constants stay as they are, as in a model
     grouped = s.num_heads != s.num_kv_heads
     modifier = score if s.scores else None
