@@ -6,4 +6,4 @@ def test_an_answer_left_in_the_output_is_not_there(refused):
 
 
 def test_scratch_that_nobody_cleared_is_dirty(refused):
-    refused("uninitialised", "wrong_value", "max_abs")
+    refused("uninitialised", "wrong_value", "")  # what memory holds decides which check sees it
