@@ -24,6 +24,8 @@ from generator.authors.transcripts import TranscriptStore
 from generator.authors.transport import BoundedTransport, TooLarge
 
 RETRIED_STATUS = (408, 409, 425, 429)
+#: Idle connections that are kept: each request looks through all of them.
+KEPT_CONNECTIONS = 16
 #: A trouble that lasts is told again after so long.
 TELL_AGAIN_S = 2.5
 
@@ -60,7 +62,8 @@ class OpenAIClient:
         self._running: dict[str, asyncio.Task[Exchange]] = {}
         self._said = ("", 0.0)
         self._slots = asyncio.Semaphore(endpoint.concurrency)
-        limits = httpx2.Limits(max_connections=endpoint.concurrency, max_keepalive_connections=endpoint.concurrency)
+        kept = min(KEPT_CONNECTIONS, endpoint.concurrency)
+        limits = httpx2.Limits(max_connections=endpoint.concurrency, max_keepalive_connections=kept)
         transport = BoundedTransport(limits=limits, trust_env=True)
         http = httpx2.AsyncClient(transport=transport, timeout=endpoint.timeout_s, follow_redirects=False)
         self._client = openai.AsyncOpenAI(api_key=endpoint.api_key, base_url=endpoint.base_url, max_retries=0, http_client=http)

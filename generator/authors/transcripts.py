@@ -5,6 +5,7 @@ Not a cache that may forget: an answer is durable before anyone acts on it.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -42,9 +43,14 @@ class TranscriptStore:
         return self._read(self._answers / f"{request_hash}.json")
 
     def mark_asked(self, request: Request) -> Path:
-        """On disk before a try is sent: a mark that nobody settles counts as perhaps paid. Returns the mark."""
+        """There before a try is sent: a mark that nobody settles counts as perhaps paid. Returns the mark.
+
+        Outlives this process, whatever becomes of it, but not a power cut: only answers are worth waiting for the disk.
+        """
         mark = self._asked / f"{request.hash}.{os.getpid()}-{secrets.token_hex(4)}"
-        self._write(mark, request.model)
+        with _named(mark):
+            mark.parent.mkdir(parents=True, exist_ok=True)
+            mark.touch()
         return mark
 
     def settle(self, mark: Path) -> None:
@@ -79,7 +85,7 @@ class TranscriptStore:
 
     def unsettled(self) -> int:
         """Tries that were sent, by anyone, and of which nothing was heard: those in flight, and those perhaps paid in vain."""
-        return sum(not name.endswith(".tmp") for name in os.listdir(self._asked)) if self._asked.is_dir() else 0
+        return len(os.listdir(self._asked)) if self._asked.is_dir() else 0
 
     def exchanges(self) -> Iterator[Exchange]:
         """Every stored exchange, in the order of its request's hash."""
@@ -105,7 +111,7 @@ class TranscriptStore:
 
     def _write(self, path: Path, text: str, keep_first: bool = False) -> None:
         """The whole file, durably. Raises TranscriptError where the folder cannot be written."""
-        try:
+        with _named(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             temporary = path.parent / f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp"
             _write_synced(temporary, text)
@@ -114,8 +120,15 @@ class TranscriptStore:
             else:
                 os.replace(temporary, path)
             _sync_folder(path.parent)
-        except OSError as error:
-            raise TranscriptError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Around the writing of a file: trouble with the folder is one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise TranscriptError(f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def _write_synced(path: Path, text: str) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,10 @@ import pytest
 from catalog.errors import StorageError
 from farm import standin
 from farm.executors import LocalExecutor
-from farm.jobs import Job, Row, Shop
+from farm.jobs import Job, Row, Shop, device_seconds
 from farm.plan import Budget
 from farm.progress import PlainDisplay, Tally
-from farm.scheduler import Search, Sweep
+from farm.scheduler import Search, Stopped, Sweep
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
 
@@ -109,6 +110,67 @@ def test_budgets_stop_admission(tmp_path: Path) -> None:
     assert len(rows) == 3 and done.stop_reason == "budget: 3 attempts are made"
     done = run(sweep(tmp_path, Rows(), budget=Budget(minutes=0)), search_of(job(1)))
     assert done.counts.planned == 0 and "minutes" in done.stop_reason
+
+
+class Devices:
+    """Two devices; each attempt has one for three seconds, if its row is to be believed."""
+
+    capacity = 50
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(2)
+
+    def submit(self, job: Job) -> Future[Row]:
+        return self._pool.submit(self._prove, job)
+
+    def _prove(self, job: Job) -> Row:
+        time.sleep(0.01)
+        return standin.row_without_verdict(job, "ok", "") | {"verify_s": 2.0, "measure_s": 1.0}
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+
+def test_a_budget_of_device_seconds_is_overshot_by_an_attempt_a_device_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    rows = Rows()
+    jobs = search_of(*(job(i) for i in range(40)))
+    done = run(sweep(tmp_path, rows, executor=Devices(), budget=Budget(gpu_s=30)), jobs, jobs)
+    spent = sum(map(device_seconds, rows))
+    assert 30 <= spent <= 30 + 2 * 3 and done.stop_reason.startswith("budget: ")
+    assert set(done.counts.by_reason) == {"ok", "budget_stopped"}
+    again = run(sweep(tmp_path, rows, executor=Devices(), budget=Budget(gpu_s=60)), jobs)
+    assert again.counts.known >= 10, "what was measured counts, and is not measured again"
+    spent = sum(map(device_seconds, rows))
+    assert 60 <= spent <= 60 + 2 * 3
+
+
+def test_a_search_that_stops_the_sweep_says_why(tmp_path: Path) -> None:
+    async def hopeless(attempt: Any) -> None:
+        raise Stopped("model unavailable: nobody listens")
+
+    done = run(sweep(tmp_path, Rows()), hopeless, *(search_of(job(i)) for i in range(50)))
+    assert done.stop_reason == "model unavailable: nobody listens" and done.counts.planned < 5
+
+
+def test_searches_that_wait_for_something_else_may_be_many(tmp_path: Path) -> None:
+    waiting, most = 0, 0
+
+    async def search(attempt: Any) -> None:
+        nonlocal waiting, most
+        waiting += 1
+        most = max(most, waiting)
+        await asyncio.sleep(0.05)
+        waiting -= 1
+
+    run(sweep(tmp_path, Rows(), width=20), *[search] * 60)
+    assert most == 20
+
+
+def test_a_job_that_brings_the_end_that_is_known_is_not_written_again(tmp_path: Path) -> None:
+    rows = Rows()
+    for message, count in (("no program", 1), ("no program", 1), ("another trouble", 2)):
+        run(sweep(tmp_path, rows), search_of(replace(job(1), trouble=("author_failed", message))))
+        assert len(rows) == count
 
 
 def test_stopping_leaves_a_row_for_what_was_in_hand(tmp_path: Path) -> None:
