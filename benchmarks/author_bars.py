@@ -15,6 +15,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from typing import Any
 
 import psutil
 
+import catalog
 from generator.authors.answers import extract
 from generator.authors.clients import OpenAIClient
 from generator.authors.endpoint import Endpoint
@@ -47,6 +49,9 @@ models:
   - {name: MLA with a prefix, num_heads: 4, num_kv_heads: 2, head_dim: 192, head_dim_v: 128, dtypes: [bf16],
      masks: [{prefix: {length: 40}}], seqlens: [100]}
 """
+
+
+PARTS = ("queue_s", "compile_s", "verify_s", "measure_s")
 
 
 # --------------------------------------------------------------------------------------------------------- the server
@@ -144,19 +149,33 @@ def sweep(folder: Path, url: str, cache: Path) -> subprocess.Popen[str]:
 
 
 def kernel(runs: int) -> dict[str, Any]:
-    """Wall seconds of `farm sweep` on recorded answers: the first run tests the machine too, the others find that done."""
-    seconds = []
+    """Wall seconds of `farm sweep` on recorded answers: the first run tests the machine too, the others find that done.
+
+    `queue_s` of it went by while other processes of this machine measured: the bar is held against the rest.
+    """
+    found = []
     with tempfile.TemporaryDirectory() as name, Server(recorded) as server:
         for run in range(runs):
             folder = Path(name) / str(run)
             folder.mkdir()
-            start = time.monotonic()
+            start, before = time.monotonic(), cpu_of_children_s()
             process = sweep(folder, server.url, Path(name) / "cache")
             out, err = process.communicate(timeout=600)
-            seconds.append(round(time.monotonic() - start, 2))
+            wall_s = time.monotonic() - start
             [best] = json.loads(out)["best"]
             assert best["verdict"] == "verified" and best["ours_ms"] > 0, err
-    return {"seconds": seconds, "bar_s": 20.0, "met": max(seconds) < 20.0}
+            [row] = catalog.open(folder / "catalog").rows(PARTS).to_pylist()
+            found.append(
+                {"wall_s": round(wall_s, 2), "cpu_s": round(cpu_of_children_s() - before, 2)}
+                | {name: round(row[name] or 0.0, 2) for name in PARTS}
+            )
+    return {"runs": found, "bar_s": 20.0, "met": all(r["wall_s"] - r["queue_s"] < 20.0 for r in found)}
+
+
+def cpu_of_children_s() -> float:
+    """CPU seconds of processes that have ended, theirs included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def waiting(requests: int, delay_s: float) -> dict[str, Any]:

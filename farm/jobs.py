@@ -28,7 +28,8 @@ class Job:
     source is compiled for instead of its target, to be checked on a newer card. device_key: of the devices that may judge it;
     None: it is only built. prune: it ends as `does_not_fit` where its binary spills or leaves most of a multiprocessor idle: the
     search that asks has others. source, launch: device code that the author wrote itself, and its launch description; `program`
-    is then what it should compute, or "". texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is
+    is then what it should compute, or "". profile: a GPU kernel that is right is looked at with NVIDIA's profiler, for who wants
+    to write a faster one. texts: `sketch`, and `code` with its holes, as the author gave them. columns: what is
     already known of the row (author, hashes, tokens).
     """
 
@@ -42,6 +43,7 @@ class Job:
     trouble: tuple[str, str] | None = None
     arch: str | None = None
     device_key: str | None = None
+    profile: bool = False
     prune: bool = False
     source: str = ""
     launch: str = ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -36,6 +37,15 @@ _MEANINGS = {
     "implausible_time": "the time is below what the hardware can do",
     "wrong_value": "values are wrong",
 }
+
+
+#: Columns of a row that feedback is made from, besides times and reasons.
+TOLD_COLUMNS = (
+    "witness_input", "witness_expected", "witness_found", "log_hash", "source_hash", "floor_s", "num_threads", "registers",
+    "spill_bytes", "shared_bytes", "tuning", "resources",
+)  # fmt: skip
+#: Reasons of waiting that are told.
+MOST_WAITS = 4
 
 
 def of_row(row: Row, log: str = "") -> Feedback:
@@ -83,7 +93,7 @@ def _measured(row: Row) -> str:
     if row.get("floor_s"):
         facts.append(f"no right kernel can be faster than: {us('floor_s')}")
     if row.get("baseline_p50_s"):
-        facts.append(f"{row['baseline_name']} in the same run: {us('baseline_p50_s')} ({row['ratio_p50']:.2f} of ours)")
+        facts.append(f"{row['baseline_name']} in the same run: {us('baseline_p50_s')} ({row['ratio_p50']:.2f} times ours)")
     if row.get("num_threads"):
         facts.append(f"threads: {row['num_threads']}")
     for name, unit in (
@@ -93,10 +103,24 @@ def _measured(row: Row) -> str:
     ):
         if row.get(name) is not None:
             facts.append(f"{row[name]} {unit}")
-    if tuning := row.get("tuning"):
-        facts.append(f"constants: {_plain(tuning)}")
-    return "\n".join(facts)
+    if tuning := _mapping(row.get("tuning")):
+        facts.append(f"constants: {', '.join(f'{k} = {v}' for k, v in tuning.items())}")
+    return "\n".join(facts + _stalls(_mapping(row.get("resources")).get("stalls")))
 
 
-def _plain(value: Any) -> str:
-    return ", ".join(f"{k} = {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
+def _stalls(found: Any) -> list[str]:
+    """What the profiler saw, where there is one: what warps wait for most, and what was busy."""
+    if not found or not found["waiting"]:
+        return []
+    waits = ", ".join(f"{reason.replace('_', ' ')} {share:.0%}" for reason, share in found["waiting"][:MOST_WAITS])
+    busy = ", ".join(f"{what} {share:.0%}" for what, share in found["busy"])
+    return [
+        f"between two instructions a warp waits for: {waits}",
+        *([f"busy, of what the device can do: {busy}"] if busy else []),
+    ]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    """A column of JSON as its value: fresh rows hold it as text."""
+    found = json.loads(value) if isinstance(value, str) else value
+    return found if isinstance(found, dict) else {}

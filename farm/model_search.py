@@ -80,17 +80,17 @@ class ModelSearch:
 
         Raises Stopped where no other problem can fare better: the budget is spent, or the model has never answered.
         """
+        evaluator = Evaluator(self, spec, target, attempt)
         try:
             prompts = prompts_of(spec, target, self.settings)
             translation = translation_of(spec, target, self.settings)
-            seeds = await self._seeds(spec, target, attempt) if self.settings.seed_with_rules else []
+            seeds = await self._seeds(evaluator) if self.settings.seed_with_rules else []
         except (SpecError, PromptTooLong) as error:
             await attempt(self._job_of_nothing(spec, target, str(error)))
             return
         style: Style = self.settings.style  # type: ignore[assignment]
         search, sampling = self.settings.search(), self.settings.sampling()
         author = LanguageModelAuthor(self.client, sampling, prompts, style, search, self.ledger, self.store, translation)
-        evaluator = Evaluator(self, spec, target, attempt)
         outcome = await author.run(evaluator.judge, seeds)
         if self.on_outcome is not None:
             self.on_outcome(spec, target, outcome)
@@ -103,11 +103,16 @@ class ModelSearch:
         if outcome.cause == "unavailable" and not self.ledger.spent.requests:
             raise Stopped(outcome.stopped)
 
-    async def _seeds(self, spec: AttentionSpec, target: str, attempt: Attempt) -> list[Judged]:
-        """The rule author's program as one to start from, judged like any other."""
-        code = RuleAuthor().code(spec, target)
+    async def _seeds(self, evaluator: Evaluator) -> list[Judged]:
+        """The rule author's program as one to start from, judged like any other; what was said of it is kept."""
+        code = RuleAuthor().code(evaluator.spec, evaluator.target)
         proposal = Proposal(RULES, "tl", print_program(code))
-        feedback = await Evaluator(self, spec, target, attempt).judge(proposal)
+        name = digest({"seed": proposal.hash, "spec": evaluator.spec.hash, "target": evaluator.target})
+        feedback = await evaluator.judge(proposal)
+        if (known := self.store.get_feedback(name)) is not None:
+            feedback = known
+        elif feedback.is_correct:
+            self.store.put_feedback(name, feedback)
         return [Judged(proposal, feedback)] if feedback.is_correct else []
 
     def _job_of_nothing(self, spec: AttentionSpec, target: str, message: str) -> Job:
@@ -241,6 +246,7 @@ class Evaluator:
             program=text,
             measure_s=plan.tuning.measure_s,
             rivals=plan.rivals,
+            profile=self.search.settings.improvements > 0,
             texts={"sketch": proposal.sketch, "code": proposal.text},
             columns=self._columns(proposal) | ({} if first else _FREE) | {"tuning": holes},
         )

@@ -26,6 +26,7 @@ from farm.neighbours import strangers_on
 from farm.quiet import StillBusy, measuring, working
 from farm.variants import load_variants
 from farm.versions import harness_version, translator_version
+from generator.canonical import to_plain
 from generator.occupancy import cannot_run, not_worth_it, occupancy_of
 from generator.spec import SpecError
 from generator.targets import find_target
@@ -102,6 +103,8 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
             result = _measured(binary, built, device)
             strangers |= strangers_on(device)
             columns |= {"measure_s": time.monotonic() - started, "queue_s": columns.get("queue_s", 0.0) + started - asked}
+        if job.profile and isinstance(result, Measurement):
+            columns |= _profiled(binary, built, device, shop, columns)
         if strangers:
             who = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
             return row_of(job, shop, columns, "throttled", f"on the device while it was timed, and none of ours: {who}")
@@ -209,6 +212,17 @@ def _put_aside(job: Job, translated: Translated, binary: Binary) -> str:
         return why
     why = not_worth_it(found, binary.resources) if job.prune else ""
     return f"{ASIDE}{why}" if why else ""
+
+
+def _profiled(binary: Binary, built: Built, device: str, shop: Shop, columns: dict[str, Any]) -> dict[str, Any]:
+    """What the kernel's warps wait for, among its resources; nothing on a CPU or without NVIDIA's profiler."""
+    if device == "cpu":
+        return {}
+    from verifier.cuda_stalls import stalls_of
+
+    with working(slot_of(device), shop.slot_wait_s):
+        found = stalls_of(binary, built.launch, built.job.spec, device)
+    return {} if found is None else {"resources": columns["resources"] | {"stalls": to_plain(found)}}
 
 
 def _sanitized(binary: Binary, built: Built, device: str, columns: dict[str, Any]) -> Failed | None:

@@ -22,6 +22,7 @@ from farm.console import InputError
 from farm.devices import devices_here
 from farm.executors import Executor, stages_of
 from farm.jobs import Row, Shop, new_run_id
+from farm.model_feedback import TOLD_COLUMNS
 from farm.on_ray import OnRay, Options, executor_for
 from farm.places import AttemptsAt, Place
 from farm.plan import Plan
@@ -89,10 +90,10 @@ class Summary:
 
 
 class KnownRows:
-    """Attempts that ended before this start, by their key."""
+    """Attempts that ended before this start, by their key. more: columns besides those that every sweep needs."""
 
-    def __init__(self, opened: Catalog) -> None:
-        self._table = opened.rows(_KNOWN)
+    def __init__(self, opened: Catalog, more: tuple[str, ...] = ()) -> None:
+        self._table = opened.rows((*_KNOWN, *more))
         keys = self._table.column("attempt_key").to_pylist()
         self._index = {bytes.fromhex(key): i for i, key in enumerate(keys)}
 
@@ -127,7 +128,14 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
             for line in [*(checked.lines() if checked else ()), *map(_taken_over, superseded)]:
                 display.note(line)
             interrupted = stages_of(shop).row_without_verdict
-            sweep = Sweep(executor, writer, KnownRows(opened), display, budget=plan.budget, interrupted_row=interrupted)
+            sweep = Sweep(
+                executor,
+                writer,
+                KnownRows(opened, () if plan.author == "rules" else TOLD_COLUMNS),
+                display,
+                budget=plan.budget,
+                interrupted_row=interrupted,
+            )
             sweep.device_patience_s = DEVICE_PATIENCE_S if options.on_cluster else 0.0
             counts = asyncio.run(_run(sweep, plan, shop, endpoint, display, _Watch(status, opened, run_id)))
     if not opened.is_fenced(run_id):

@@ -13,7 +13,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ TOOLS = {"memcheck": "out_of_bounds", "racecheck": "nondeterministic", "syncchec
 MAX_INPUTS, MAX_SCORES = 6, 1 << 22
 WALL_S = 120.0
 #: The driver reserves terabytes of addresses.
-_NO_LIMIT_BYTES = 1 << 60
+NO_LIMIT_BYTES = 1 << 60
 _FAULTY = 86  # the tool's exit status where it found something; the child's own are others
 CURE = "install the CUDA toolkit (apt install cuda-sanitizer-13-0), or put compute-sanitizer on the path"
 _PLACES = ("/usr/local/cuda/bin/compute-sanitizer", "/usr/local/cuda/compute-sanitizer/compute-sanitizer")
@@ -118,17 +118,17 @@ def _scores(trial: Trial) -> int:
 def _write_job(folder: Path, cubin: bytes, launch: Launch, trials: Sequence[Trial]) -> None:
     """What `verifier.cuda_sanitize_child` reads: the cubin, the launch, and each call's tensors as files."""
     (folder / "kernel.cubin").write_bytes(cubin)
-    calls = [_write_call(folder, number, launch, trial) for number, trial in enumerate(trials)]
+    calls = [write_call(folder, number, launch, trial.case, trial.values) for number, trial in enumerate(trials)]
     (folder / "job.json").write_text(json.dumps({"launch": to_plain(launch), "calls": calls}))
 
 
-def _write_call(folder: Path, number: int, launch: Launch, trial: Trial) -> dict[str, Any]:
-    case: Case = trial.case
+def write_call(folder: Path, number: int, launch: Launch, case: Case, values: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """One call's tensors as files, and what the child has to know of them."""
     binding = bind(launch, case.spec)
     slots = slots_of(case, binding)
     flat = {s.name: torch.full((s.storage * s.element_size // 2,), POISON, dtype=torch.int16) for s in slots}
     views = {s.name: flat[s.name].view(DTYPES[s.dtype]).as_strided(s.shape, s.strides, s.offset) for s in slots}
-    fill(views, binding, trial.values)
+    fill(views, binding, values)
     tensors = []
     for slot, bound in zip(slots, binding.tensors, strict=True):
         file = f"{number}.{slot.name}.bin"
@@ -151,7 +151,7 @@ def _run_tool(program: str, tool: str, folder: Path, device: str, wall_s: float)
         "CUDA_VISIBLE_DEVICES": uuid_of(device), "PYTHONPATH": os.pathsep.join([here, *(p for p in sys.path if p)]),
         "TMPDIR": str(folder),
     }  # fmt: skip
-    ended = run_limited(command, Limits(wall_s=wall_s, memory_bytes=_NO_LIMIT_BYTES), env=env, cwd=str(folder))
+    ended = run_limited(command, Limits(wall_s=wall_s, memory_bytes=NO_LIMIT_BYTES), env=env, cwd=str(folder))
     said = log.read_text(errors="replace") if log.exists() else ""
     if ended.how == "timeout":
         return Clean(f"not finished in {wall_s:g} s", ran=False)
