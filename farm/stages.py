@@ -103,7 +103,7 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
             result = _measured(binary, built, device)
             strangers |= strangers_on(device)
             columns |= {"measure_s": time.monotonic() - started, "queue_s": columns.get("queue_s", 0.0) + started - asked}
-        if job.profile and isinstance(result, Measurement):
+        if job.profile and not job.source and isinstance(result, Measurement):  # foreign code runs in the sandbox only
             columns |= _profiled(binary, built, device, shop, columns)
         if strangers:
             who = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
