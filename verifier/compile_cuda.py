@@ -184,7 +184,8 @@ def _warnings(resources: dict[str, Any], translated: Translated) -> list[str]:
     expected = (
         EXPECTED["sm_80"] if facts.get("family") == "mma.sync" and facts["isa"] == "sm_90a" else EXPECTED.get(facts["isa"], ())
     )
-    if mix is not None and "gemm" in translated.source:
+    multiplies = facts.get("family") == "wgmma" or "gemm<" in translated.source.rpartition("constexpr int MT")[2]
+    if mix is not None and multiplies:
         out += [f"no {name} instruction" for name in expected if not mix.get(name)]
     return out
 

@@ -17,7 +17,7 @@ from generator.translate import translate
 from generator.translate.records import Translated
 from verifier.children import Limits
 from verifier.compile import compile_translated
-from verifier.compile_cuda import compile_cuda, find_nvdisasm
+from verifier.compile_cuda import EXPECTED, _warnings, compile_cuda, find_nvdisasm
 from verifier.records import Binary, CompileFailed
 
 pytestmark = pytest.mark.skipif(find_spec("cuda") is None, reason="needs cuda-bindings and NVRTC")
@@ -111,3 +111,13 @@ def test_failures_are_values(tmp_path: Path) -> None:
     late = compile_cuda(replace(good, source=good.source + "\n"), tmp_path, Limits(wall_s=0.2))
     assert isinstance(late, CompileFailed) and late.reason == "compile_timeout"
     assert not list((tmp_path / "tmp").iterdir()), "nothing is left behind"
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
+def test_a_missing_tensor_instruction_is_a_warning_where_there_are_products(target: str) -> None:
+    tiles = {"BM": 128, "BN": 32} if target == "sm_75" else {"BM": 128, "BN": 64}
+    without = {"instructions": {"FFMA": 900}}
+    assert _warnings(without, translated("attention", target, **tiles)) == [f"no {name} instruction" for name in EXPECTED[target]]
+    assert _warnings({}, translated("attention", target, **tiles)) == []  # no disassembler: nothing is known
+    sums = replace(translated("attention", "sm_80", BM=128, BN=64), source="constexpr int MT = 2;\nvoid rows() {}")
+    assert _warnings(without, sums) == []
