@@ -37,6 +37,10 @@ class Author(Protocol):
     def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> Awaitable[None]: ...
 
 
+#: Gives the author of a run, as `author_of` does.
+AuthorOf = Callable[..., contextlib.AbstractAsyncContextManager[Author]]
+
+
 def endpoint_of(plan: Plan) -> Endpoint | None:
     """Where the plan's model is asked; None where none is. The key leaves the environment: no child of ours has a use for it.
 

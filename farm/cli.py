@@ -14,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from farm.ablate_command import ablate
 from farm.catalog_commands import catalog_app
 from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption, guard, print_lines
 from farm.machine_commands import doctor, preflight, report, selftest, status, targets, variants
@@ -37,6 +38,7 @@ app.command(epilog="Example: farm reproduce 3fa94c --catalog ./farm-catalog")(re
 app.command(epilog="Example: farm logs 3fa94c --catalog ./farm-catalog")(logs)
 app.command(epilog="Example: farm status --json")(status)
 app.command(epilog="Example: farm selftest --quick")(selftest)
+app.command(epilog="Example: farm ablate my_model.yaml --model NAME --samples 10 --k 5")(ablate)
 app.command(epilog="Example: farm targets --json")(targets)
 app.command(epilog="Example: farm variants examples/variants/dilated.py")(variants)
 

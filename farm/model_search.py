@@ -56,7 +56,7 @@ class ModelSearch:
     artifacts: Artifacts
     ledger: Ledger = field(default_factory=Ledger)
     note: Callable[[str], None] = lambda text: None
-    on_outcome: Callable[[AttentionSpec, str, Outcome], None] | None = None
+    on_outcome: Callable[[AttentionSpec, str, Outcome, Spent], None] | None = None
 
     @property
     def width(self) -> int:
@@ -93,7 +93,7 @@ class ModelSearch:
         author = LanguageModelAuthor(self.client, sampling, prompts, style, search, self.ledger, self.store, translation)
         outcome = await author.run(evaluator.judge, seeds)
         if self.on_outcome is not None:
-            self.on_outcome(spec, target, outcome)
+            self.on_outcome(spec, target, outcome, evaluator.spent)
         if outcome.cause == "budget":
             self.note(_said(spec, outcome, evaluator.spent))
             raise Stopped(outcome.stopped)

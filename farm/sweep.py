@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from catalog import store
 from catalog.errors import FencedRun, StorageError
 from catalog.store import Catalog
-from farm.authors import Author, author_of, endpoint_of
+from farm.authors import Author, AuthorOf, author_of, endpoint_of
 from farm.config import Config
 from farm.console import InputError
 from farm.devices import devices_here
@@ -102,8 +102,11 @@ class KnownRows:
         return None if index is None else self._table.slice(index, 1).to_pylist()[0]
 
 
-def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
-    """Every problem of the plan that the catalog does not answer yet. Returns after the last one, or soon after a signal."""
+def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf = author_of) -> Summary:
+    """Every problem of the plan that the catalog does not answer yet. Returns after the last one, or soon after a signal.
+
+    authors: gives the author, as `farm.authors.author_of` does.
+    """
     try:
         plan = dataclasses.replace(plan, targets=resolved_targets(plan.targets))
     except ValueError as error:
@@ -137,7 +140,9 @@ def run_sweep(plan: Plan, options: Options, config: Config) -> Summary:
                 interrupted_row=interrupted,
             )
             sweep.device_patience_s = DEVICE_PATIENCE_S if options.on_cluster else 0.0
-            counts = asyncio.run(_run(sweep, plan, shop, endpoint, display, _Watch(status, opened, run_id)))
+            counts = asyncio.run(
+                _run(sweep, plan, shop, functools.partial(authors, plan, shop), endpoint, display, _Watch(status, opened, run_id))
+            )
     if not opened.is_fenced(run_id):
         opened.record_run(run_id, sweep_id, counts.planned, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason, tally.author())
@@ -206,7 +211,9 @@ class _Watch:
         return False
 
 
-async def _run(sweep: Sweep, plan: Plan, shop: Shop, endpoint: Endpoint | None, display: PlainDisplay, watch: _Watch) -> Counts:
+async def _run(
+    sweep: Sweep, plan: Plan, shop: Shop, authors: AuthorOf, endpoint: Endpoint | None, display: PlainDisplay, watch: _Watch
+) -> Counts:
     loop = asyncio.get_running_loop()
 
     def catch_signals() -> None:
@@ -220,7 +227,7 @@ async def _run(sweep: Sweep, plan: Plan, shop: Shop, endpoint: Endpoint | None, 
     versions = Versions(translator, harness + (SANITIZED if shop.sanitize else ""))  # other attempts than without it
     watching = asyncio.ensure_future(watch.run(sweep, display))
     try:
-        async with author_of(plan, shop, versions, endpoint, display.note) as author:
+        async with authors(versions, endpoint, display.note) as author:
             display.tally.author, sweep.width = author.line, author.width
             streams = _Streams(plan, author, sweep.executor)
             return await sweep.run_streams(await streams.first(), streams.joining)

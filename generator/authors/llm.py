@@ -18,6 +18,7 @@ from generator.authors.exchange import Exchange, Message, ModelUnavailable, Requ
 from generator.authors.ledger import Ledger, Spent
 from generator.authors.prompting import PromptTooLong, TaskPrompts, fit_messages
 from generator.authors.proposal import Proposal
+from generator.canonical import digest
 from generator.feedback import Feedback
 
 Style = Literal["two_stage", "one_pass", "direct"]
@@ -250,10 +251,13 @@ class LanguageModelAuthor:
         feedback = await evaluate(proposal)
         if self.record is None or feedback.kind == "not_judged":
             return feedback
-        known = self.record.get_feedback(exchange.hash)
+        name = exchange.hash
+        if self.translation is not None and proposal.kind == "tl":  # what is said of it where we translate is something else
+            name = digest([name, "translated by the model"])
+        known = self.record.get_feedback(name)
         if known is not None:
             return known
-        self.record.put_feedback(exchange.hash, feedback)
+        self.record.put_feedback(name, feedback)
         return feedback
 
 

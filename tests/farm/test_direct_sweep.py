@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from chat_server import ChatServer, completion
-from test_model_sweep import PROGRAM, SKETCH, fenced, rows, sweep
+from model_runs import PROGRAM, SKETCH, fenced, rows, sweep
 
 import catalog
 from generator.authors.answers import extract
