@@ -3,8 +3,8 @@
     python benchmarks/gpu_prefill.py --out FOLDER [--rows sm_90a,sm_80,sm_75,variants] [--process 3] [--budget-s 470]
 
 For each kind of call the author's tile sizes are searched by measured halving; the winner is compared with float64 on sampled
-rows, then timed against a rival, call by call in turn, in several processes. The median of the processes counts. FOLDER gets
-`prefill.json` (every cell), `samples.json` (every single time) and `table.txt`.
+rows, then timed against a rival, call by call in turn, on a card at work, in several processes. The median of the processes
+counts. FOLDER gets `prefill.json` (every cell), `samples.json` (every single time) and `table.txt`.
 """
 
 from __future__ import annotations
@@ -192,27 +192,37 @@ def input_sets(torch: Any, s: AttentionSpec, count: int) -> list[dict[str, Any]]
     return out
 
 
-def in_turns(torch: Any, calls: dict[str, list[Callable[[], Any]]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of single calls, contestants taking turns, another input set each round."""
+def in_turns(torch: Any, calls: dict[str, list[Callable[[], Any]]], rounds: int, heat_s: float) -> dict[str, list[float]]:
+    """Milliseconds of single calls, contestants taking turns, another input set each round.
+
+    Before the timed rounds they take turns for `heat_s` seconds: a card in service runs at the clocks that its power limit
+    leaves, not at those of the first milliseconds after a pause. Nothing waits between calls, so that no launch is timed.
+    """
+
+    def turns(count: int) -> dict[str, list[tuple[Any, Any]]]:
+        events: dict[str, list[Any]] = {n: [] for n in calls}
+        for i in range(count):
+            for n, own in calls.items():
+                a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                a.record()
+                own[i % len(own)]()
+                b.record()
+                events[n].append((a, b))
+        return events
+
     for own in calls.values():
         for call in own:
             call()
+    first = turns(1)
     torch.cuda.synchronize()
-    events: dict[str, list[Any]] = {n: [] for n in calls}
-    for i in range(rounds):
-        for n, own in calls.items():
-            a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            a.record()
-            own[i % len(own)]()
-            b.record()
-            events[n].append((a, b))
-        if i % 8 == 7:
-            torch.cuda.synchronize()
+    round_s = sum(a.elapsed_time(b) for pairs in first.values() for a, b in pairs) / 1e3
+    turns(math.ceil(heat_s / max(round_s, 1e-5)))
+    events = turns(rounds)
     torch.cuda.synchronize()
     return {n: [a.elapsed_time(b) for a, b in pairs] for n, pairs in events.items()}
 
 
-def halve(own: Sequence[Built], s: AttentionSpec) -> list[tuple[str, float]]:
+def halve(own: Sequence[Built], s: AttentionSpec, heat_s: float) -> list[tuple[str, float]]:
     """Names and milliseconds of the survivors, the fastest first: few rounds for all, then more for the faster half."""
     import torch
 
@@ -221,7 +231,7 @@ def halve(own: Sequence[Built], s: AttentionSpec) -> list[tuple[str, float]]:
         calls[name] = [Kernel(translated, binary).prepared(s, x) for x in sets]
     rounds, ranking = 3, []
     while True:
-        times = in_turns(torch, calls, rounds)
+        times = in_turns(torch, calls, rounds, heat_s / 2)
         ranking = sorted(((n, statistics.median(t)) for n, t in times.items()), key=lambda x: x[1])
         if len(ranking) <= 2:
             return ranking
@@ -229,7 +239,7 @@ def halve(own: Sequence[Built], s: AttentionSpec) -> list[tuple[str, float]]:
         rounds *= 2
 
 
-def time_cell(cell: Cell, ours: Built, rounds: int) -> dict[str, Any]:
+def time_cell(cell: Cell, ours: Built, rounds: int, heat_s: float) -> dict[str, Any]:
     """Milliseconds of ours and the rival's calls, and the error of ours on sampled rows."""
     import torch
 
@@ -239,7 +249,7 @@ def time_cell(cell: Cell, ours: Built, rounds: int) -> dict[str, Any]:
     calls: dict[str, list[Callable[[], Any]]] = {"ours": [kernel.prepared(s, x) for x in sets]}
     if all(r.calls for r in rivals):
         calls[cell.rival] = [r.calls[cell.rival] for r in rivals]
-    times = in_turns(torch, calls, rounds)
+    times = in_turns(torch, calls, rounds, heat_s)
     return {"kernel": ours[0], "ms": times, "rms": sampled_error(torch, s, sets[0]), "unsupported": rivals[0].unsupported}
 
 
@@ -361,7 +371,9 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
-def search(all_cells: Sequence[Cell], built: dict[Any, list[Built]], deadline: float) -> dict[tuple[Any, bool], Built]:
+def search(
+    all_cells: Sequence[Cell], built: dict[Any, list[Built]], heat_s: float, deadline: float
+) -> dict[tuple[Any, bool], Built]:
     """(kind, whether long) -> the fastest kernel; where a search failed, the first that was built."""
     jobs: dict[tuple[Any, bool], AttentionSpec] = {}
     for cell in all_cells:
@@ -373,7 +385,7 @@ def search(all_cells: Sequence[Cell], built: dict[Any, list[Built]], deadline: f
         jobs.setdefault((cell.kind, is_long), sized)
     winners = {job: built[job[0]][0] for job in jobs if built.get(job[0])}
     ready = [job for job in jobs if job in winners]
-    for job, ranking in streamed(lambda job: halve(built[job[0]], jobs[job]), ready, 30, deadline):
+    for job, ranking in streamed(lambda job: halve(built[job[0]], jobs[job], heat_s), ready, 30, deadline):
         if isinstance(ranking, str):
             log("  search", job[0], ranking)
             continue
@@ -388,6 +400,7 @@ def main() -> None:
     parser.add_argument("--cells", default="*", help="only cells whose name matches, e.g. '*bf16 d128*'")
     parser.add_argument("--process", type=int, default=3, help="processes; the median of them counts")
     parser.add_argument("--rounds", type=int, default=16, help="timed calls of each contestant in a cell")
+    parser.add_argument("--heat-s", type=float, default=0.2, help="seconds of turns before the timed ones")
     parser.add_argument("--candidates", type=int, default=6, help="choices of tile sizes for each kind of call")
     parser.add_argument("--budget-s", type=float, default=470)
     options = parser.parse_args()
@@ -408,11 +421,11 @@ def main() -> None:
     built = {kind: [done[b] for b in builds if b in done] for kind, builds in by_kind.items()}
     log("searching")
     end = START + options.budget_s
-    winners = search(chosen, built, time.monotonic() + (end - time.monotonic()) / 4)
+    winners = search(chosen, built, options.heat_s, time.monotonic() + (end - time.monotonic()) / 4)
     runs: dict[Cell, list[Any]] = {c: [] for c in chosen}
 
     def work(cell: Cell) -> Any:
-        return time_cell(cell, winners[cell.kind, cell.spec.seqlen_q > SHORT], options.rounds)
+        return time_cell(cell, winners[cell.kind, cell.spec.seqlen_q > SHORT], options.rounds, options.heat_s)
 
     for n in range(options.process):
         log(f"process {n + 1} of {options.process}")
