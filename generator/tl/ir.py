@@ -49,6 +49,7 @@ HINTS: dict[str, str] = {
     "rotate": "off: no overlap of one tile's softmax with the next tile's GEMM",
     "lazy": "off: rescale even where the factor is 1",
     "pingpong": "two consumers out of phase",
+    "ahead": "off: a block's next tile of the grid starts when the one before is stored",
     "anchor": "off: leave the order of waits to the compiler",
     "resident": "on or off: a loop's left operand stays in registers",
     "swizzle": "the layout of tiles in shared memory",

@@ -149,8 +149,10 @@ def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> Non
         ((Rule.make("padding"),), (), {"BM": 64, "BN": 48}, {"order": "static"}),  # keys end inside their tensor
         ((Rule.make("document"),), (), {"BM": 64, "BN": 32}, {"rotate": "off"}),
         ((), (Rule.make("alibi"),), {"BM": 192, "BN": 16}, {"pingpong": "off"}),
+        (CAUSAL, (), {"BM": 192, "BN": 32}, {"resident": "off"}),  # warpgroups that see nothing at first, or have no rows
+        ((Rule.make("window", left=40),), (), {"BM": 128, "BN": 16}, {"ahead": "off", "pingpong": "on"}),
     ],
-    ids=["causal", "sink_window", "padding", "document", "full"],
+    ids=["causal", "sink_window", "padding", "document", "full", "three", "window"],
 )
 def test_wgmma(
     masks: tuple[Rule, ...], scores: tuple[Rule, ...], tiles: dict[str, int], hints: dict[str, str], tmp_path: Path

@@ -98,6 +98,7 @@ def _wgmma(core: Program, target: Target) -> Translated:
         "groups": frame.groups,
         "row_blocks": frame.row_blocks,
         "pingpong": frame.pingpong,
+        "ahead": frame.ahead,
         "stages": {t.name: t.stages for t in u.tiles.values()},
     }
     return Translated(target.name, "cuda", w.text, make_launch(u, entry, facts, parameters), program_hash(core), schedule)

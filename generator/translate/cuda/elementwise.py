@@ -68,6 +68,7 @@ class _Statement:
     into: str
     before: list[str] = field(default_factory=list)
     memo: dict[object, str] = field(default_factory=dict)
+    columns: int = 0  # of the tile that the element loop being written goes over
 
     @property
     def scope(self) -> Scope:
@@ -79,6 +80,7 @@ class _Statement:
         kind = Kind.INT if dtype == "i32" else Kind.FLOAT
         if not shape:
             return [f"{target} = {self.code.scalars.text(s.value, kind)};"]
+        self.columns = shape[-1]
         value = self.element(s.value, kind) if len(shape) == 2 else self.row(s.value, kind)
         place = f"{target}[t][{'AT' if len(shape) == 2 else 'r'}]"
         if value == place:
@@ -235,7 +237,9 @@ class _Statement:
         """rowmax or rowsum: two chains over a thread's elements, started by the first ones, then the lane quad."""
         if e not in self.memo:
             x, n = self.code.temporary(), self.scope.columns(e.args[0])
+            self.columns, outside = n, self.columns
             element = self.element(e.args[0])
+            self.columns = outside
             join = "{0} + {1}" if e.fn == "rowsum" else "fmaxf({0}, {1})"
             local = e.fn == "rowsum" and self.into in self.setting.deferred
             close = "" if local else "quad_sum" if e.fn == "rowsum" else "quad_max"
@@ -273,12 +277,10 @@ class _Statement:
                 others.append(self._either(known))
             else:
                 others.append(self._plain_test(c, part))
-        if uppers:
-            others.append(f"COL <= {self._limit(extremum('min', tuple(uppers)), off)}")
-            off = ""
-        if lowers:
-            others.append(f"COL >= {self._limit(extremum('max', tuple(lowers)))}")
-        others += [f"!{off}"] if off else []
+        if uppers or lowers:
+            others.append(self._seen(uppers, lowers, off))
+        elif off:
+            others.append(f"!{off}")
         return " && ".join(f"({o})" for o in others) if others else "true"
 
     def _plain_test(self, c: Expr, part: Part) -> str:
@@ -302,12 +304,27 @@ class _Statement:
         assert isinstance(c, AllOf | AnyOf)
         return (" && " if isinstance(c, AllOf) else " || ").join(f"({self._either(p)})" for p in c.parts)
 
-    def _limit(self, e: Expr, off: str = "") -> str:
-        """The row's limit, counted from the lane's first column; where `off` is true, one that no column meets."""
+    def _seen(self, uppers: list[Expr], lowers: list[Expr], off: str) -> str:
+        """Whether an element's column lies within the row's limits: a bit of the row's mask, which costs less than compares."""
+        off_above, off_below = (off, "") if uppers else ("", off)
+        above = self._limit(extremum("min", tuple(uppers)), off_above) if uppers else ""
+        below = self._limit(extremum("max", tuple(lowers)), off_below, never=0x40000000) if lowers else ""
+        key = ("seen", above, below)
+        if key not in self.memo:
+            x, words = self.code.temporary(), -(-self.columns // 128)
+            parts = [f"columns_upto({above}, w)"] if above else []
+            parts += [f"~columns_upto({below} - 1, w)"] if below else []
+            self.before.append(f"u32 {x}[MT][2][{words}];")
+            self.before.append(f"FOR_ROWS UNROLL for (int w = 0; w < {words}; ++w) {x}[t][r][w] = {' & '.join(parts)};")
+            self.memo[key] = f"({x}[t][r][i / 16] & COLUMN_BIT) != 0"
+        return self.memo[key]
+
+    def _limit(self, e: Expr, off: str = "", never: int = -0x40000000) -> str:
+        """The row's limit, counted from the lane's first column; where `off` is true, `never`, which no column meets."""
         key = ("limit", e, off)
         if key not in self.memo:
             x, value = self.code.temporary(), self.row(e, Kind.INT)
-            value = f"({off} ? -0x40000000 : {value})" if off else value
+            value = f"({off} ? {never:#x} : {value})" if off else value
             self.before += [f"int {x}[MT][2];", f"FOR_ROWS {x}[t][r] = {value} - lane_col;"]
             self.memo[key] = f"{x}[t][r]"
         return self.memo[key]

@@ -59,7 +59,7 @@ def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str) -> No
     """`Range NAME`: the iterations worth running for rows first..last of the block."""
     r = plan.range
     _bind_rows(u, first, last)
-    _write_row_extremes(u, [r.lo, r.hi, *(r.gap or ())])
+    _write_row_extremes(u, [r.lo, r.hi, *(r.gap or ())], u.rows)
     u.w(f"Range {name};", f"{name}.lo = {u.scalar(r.lo)};", f"{name}.hi = {u.scalar(r.hi)};")
     if r.gap is not None:
         u.w(f"{name}.close({u.scalar(r.gap[0])}, {u.scalar(r.gap[1])});")
@@ -67,13 +67,28 @@ def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str) -> No
         u.w(f"{name}.glo = {name}.lo;", f"{name}.gap = 0;")
 
 
-def write_full(u: Unit, plan: LoopPlan, name: str, lo: str, hi: str, first: str, last: str) -> None:
-    """`int lo, hi`: between them every test is true for rows first..last. Empty: both lie where the only edge loop takes all."""
+def write_full(u: Unit, plan: LoopPlan, name: str, lo: str, hi: str, first: str, last: str, rows: int = 0) -> None:
+    """`int lo, hi`: between them every test is true for rows first..last. Empty: both lie where the only edge loop takes all.
+
+    rows: how many there are at most, if not the whole block's.
+    """
     r = plan.range
     _bind_rows(u, first, last)
-    _write_row_extremes(u, [r.full_lo, r.full_hi])
+    _write_row_extremes(u, [r.full_lo, r.full_hi], rows or u.rows)
     u.w(f"int {lo} = {u.scalar(r.full_lo) if r.has_edge_below else name + '.lo'};")
     u.w(f"int {hi} = {u.scalar(r.full_hi) if r.has_edge_above else name + '.hi'};")
+
+
+def reads_rows(bound: Expr) -> bool:
+    """Whether a bound follows from the block's first and last row, and from no values that have to be read row by row."""
+    parts = list(walk(bound))
+    return any(e in (ROW_FIRST, ROW_LAST) for e in parts) and not any(True for _ in _extremes(bound))
+
+
+def bound_of_rows(u: Unit, bound: Expr, first: str, last: str) -> str:
+    """A bound of `TileRange` for some of the block's rows."""
+    _bind_rows(u, first, last)
+    return u.scalar(bound)
 
 
 def has_edges(r: TileRange) -> bool:
@@ -87,8 +102,8 @@ def _bind_rows(u: Unit, first: str, last: str) -> None:
     u.scalars.extra[ROW_LAST] = last
 
 
-def _write_row_extremes(u: Unit, bounds: list[Expr]) -> None:
-    """Values that have to be read row by row: the lanes of each warp share the rows."""
+def _write_row_extremes(u: Unit, bounds: list[Expr], rows: int) -> None:
+    """Values that have to be read row by row, `rows` at most: the lanes of each warp share them; the last may be read twice."""
     for e in dict.fromkeys(x for b in bounds for x in _extremes(b)):
         inner, first, last = e.args
         x, smallest = u.code.temporary(), e.fn == "rows_min"
@@ -98,7 +113,10 @@ def _write_row_extremes(u: Unit, bounds: list[Expr]) -> None:
         fn = "min" if smallest else "max"
         u.w(
             f"int {x} = {'0x7fffffff' if smallest else '-0x7fffffff - 1'};",
-            f"for (int row_ = {u.scalar(first)} + lane; row_ <= {u.scalar(last)}; row_ += 32) {x} = {fn}({x}, {value});",
+            f"UNROLL for (int n = 0; n < {-(-rows // 32)}; ++n) {{",  # all loads in flight together
+            f"const int row_ = min({u.scalar(first)} + 32 * n + lane, {u.scalar(last)});",
+            f"{x} = {fn}({x}, {value});",
+            "}",
             f"{x} = warp_{fn}({x});",
         )
         u.scalars.extra[e] = x

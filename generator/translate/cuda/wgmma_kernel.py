@@ -17,9 +17,22 @@ from generator.translate.cuda.parameters import Parameters, add_program
 from generator.translate.cuda.scalars import plain
 from generator.translate.cuda.unit import SharedTile, Unit
 from generator.translate.cuda.wgmma_instructions import Product
-from generator.translate.cuda.wgmma_tiles import REGISTERS, Placement, in_ring, loads_of, place, tensor_map, tile_bytes
+from generator.translate.cuda.wgmma_tiles import (
+    REGISTERS,
+    RESIDENT_WORDS,
+    WIDE,
+    WIDE_WORDS,
+    Placement,
+    ends_inside,
+    in_ring,
+    list_tiles,
+    loads_of,
+    place,
+    tensor_map,
+    tile_bytes,
+)
 from generator.translate.passes import LoopPlan
-from generator.translate.passes.scope import uses
+from generator.translate.passes.scope import defs, uses
 
 L2_BYTES = 32 << 20  # of looped-over tensors that one section of the grid may touch
 
@@ -33,6 +46,8 @@ class Frame:
     row_blocks: int  # of 64 rows, for each
     placement: Placement
     pingpong: bool
+    ahead: bool = False  # a tile's first products are started under the end of the tile before
+    resident: set[str] = field(default_factory=set)  # tiles from before the loops that stay in registers as left operands
     two_ends: set[str] = field(default_factory=set)  # tiles read by both halves of a rotated loop: two places in their ring
 
     @staticmethod
@@ -40,9 +55,16 @@ class Frame:
         blocks_of_64 = u.rows // 64
         row_blocks = 1 if blocks_of_64 <= 3 else 2
         groups = blocks_of_64 // row_blocks
-        frame = Frame(u, groups, row_blocks, place(u), False)
+        list_tiles(u)
+        resident = resident_tiles(u, groups, row_blocks)
+        ahead, placement = starts_ahead(u), place(u)
+        if ahead and (two := place(u, second_slot=resident)).stages >= min(2, placement.stages):
+            placement = two
+        else:
+            ahead, placement = False, place(u)
+        frame = Frame(u, groups, row_blocks, placement, False, ahead, resident)
         works = any(p.schedule.kind != "stream" for p in u.analysis.loops)
-        frame.pingpong = u.program.hints.get("pingpong") != "off" and groups > 1 and works
+        frame.pingpong = works and groups > 1 and u.program.hints.get("pingpong", "on" if groups > 2 else "off") != "off"
         for plan in u.analysis.loops:
             if plan.schedule.kind == "rotated":
                 body = plan.loop.body
@@ -56,7 +78,8 @@ class Frame:
 
     @property
     def registers(self) -> tuple[int, int] | None:
-        return REGISTERS[self.groups]
+        words = tile_words(self.u, self.row_blocks) + sum(self.u.tiles[n].stored_cols // 4 for n in self.resident)
+        return WIDE if self.groups == 2 and words > WIDE_WORDS else REGISTERS[self.groups]
 
     @property
     def static_order(self) -> bool:
@@ -74,7 +97,7 @@ class Frame:
 
     def product(self, g: Gemm) -> Product:
         b = self.u.tiles[g.b]
-        kind = "ss" if g.a in self.u.tiles else "rs"
+        kind = "ss" if g.a in self.u.tiles and g.a not in self.resident else "rs"
         return Product(kind, self.u.shape(g.into)[1], g.b_transposed, b.matrix.dtype)
 
     # ---------------------------------------------------------------------------------------------- parameters
@@ -152,15 +175,56 @@ def cursor(frame: Frame, t: SharedTile, half: str) -> str:
     return f"c_{t.name}" + (f"_{half}" if t.stages > 1 and t.name in frame.two_ends else "")
 
 
-def write_count(frame: Frame, plan: LoopPlan, k: int, last: str = "live - 1") -> None:
-    """`range`, `count` and, for a rotated loop, `none`: with nothing to see, one masked tile is run, which changes nothing."""
-    u = frame.u
-    write_range(u, plan, f"range{k}", "0", last)
+def write_count(frame: Frame, plan: LoopPlan, k: int, uniform: bool = False) -> None:
+    """`range`, `count` and, for a rotated loop, `none`: with nothing to see, one masked tile is run, which changes nothing.
+
+    uniform: the count in a uniform register. Where ptxas cannot see that a loop's bounds are the same in a warp, it keeps what
+    the loop counts in vector registers, a move to a uniform register before every product.
+    """
+    u, count = frame.u, f"range{k}.count()"
+    write_range(u, plan, f"range{k}", "0", "live - 1")
     if forced(plan):
         u.w(f"const bool none{k} = range{k}.count() == 0;  // then one masked tile is run, which changes nothing")
-        u.w(f"const int count{k} = none{k} ? 1 : range{k}.count();")
-    else:
-        u.w(f"const int count{k} = range{k}.count();")
+        count = f"none{k} ? 1 : {count}"
+    u.w(f"const int count{k} = {f'uniform({count})' if uniform else count};")
+
+
+def tile_words(u: Unit, row_blocks: int) -> int:
+    """Registers of a thread that tiles and operands take, those that share another's place apart."""
+    tiles = [n for n in u.register_tiles() if len(u.shape(n)) == 2 and n not in u.analysis.storage]
+    return row_blocks * (sum(u.shape(n)[1] // 2 for n in tiles) + sum(u.shape(n)[1] // 4 for n in u.operands()))
+
+
+def resident_tiles(u: Unit, groups: int, row_blocks: int) -> set[str]:
+    """Tiles that stay in registers: copied before the loops, read as left operands only, with room (or `Hint resident = on`).
+
+    Products then read half as many shared operands.
+    """
+    right, hint = {g.b for g in u.gemms()}, u.program.hints.get("resident")
+    able = {n for n, t in u.tiles.items() if not in_ring(u, n) and n not in right and not ends_inside(t)}
+    words = tile_words(u, row_blocks) + row_blocks * sum(u.tiles[n].stored_cols // 4 for n in able)
+    return able if hint == "on" or (hint != "off" and words <= RESIDENT_WORDS[groups]) else set()
+
+
+def starts_ahead(u: Unit) -> bool:
+    """Whether the first products of a tile of the grid can be started before the tile before is stored.
+
+    They need no coordinates then, and nothing behind the loop touches their results' registers. `Hint ahead = off` forbids it.
+    """
+    if u.program.hints.get("ahead") == "off" or len(u.analysis.loops) != 1 or not forced(u.analysis.loops[0]):
+        return False
+    plan, storage = u.analysis.loops[0], u.analysis.storage
+    first = [s for i in plan.schedule.first if isinstance(s := plan.loop.body[i], Gemm)]
+    results = {storage.get(g.into, g.into) for g in first}
+    around = {storage.get(n, n) for s in u.program.code if s is not plan.loop for n in uses(s) | defs(s)}
+    read = {n for g in first for n in (g.a, g.b)}
+    given = {a.name for a in u.program.allocations.values() if a.init is not None}
+    return (
+        read <= set(u.tiles)
+        and not results & (around | given)
+        and not any(g.accumulate for g in first)
+        and not any(ends_inside(u.tiles[n]) for n in read)
+    )
 
 
 def forced(plan: LoopPlan) -> bool:

@@ -12,6 +12,7 @@ from generator.translate.cuda import names
 from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
 from generator.translate.cuda.mma_kernel import iteration
 from generator.translate.cuda.parameters import write_addresses, write_extents
+from generator.translate.cuda.unit import SharedTile
 from generator.translate.cuda.wgmma_kernel import Frame, forced, write_count
 from generator.translate.cuda.wgmma_tiles import CHUNK, is_chunked, loads_of
 from generator.translate.passes import LoopPlan
@@ -29,6 +30,9 @@ class Producer:
         w("if (warp == 0) {", "const bool leads = lane == 0;  // this lane starts the copies; all follow the loops")
         w("if (leads) {", *(f"tma_prefetch(&p.map_{t.name});" for t in u.tiles.values()), "}")
         w("Ring grid_ring{0, 1};", *(f"Ring r_{t.name}{{0, 1}};" for t in u.tiles.values()))
+        self._starts()
+        if frame.ahead:
+            w("bool late = false;", *(f"int late_{t.name}[4];" for t in self._late_tiles()))
         w("for (int tile = blockIdx.x;;) {", "mbar_wait(BAR(1), grid_ring.phase);")
         w(
             "if (leads) {",
@@ -40,15 +44,16 @@ class Producer:
         w("if (tile >= p.q_total) break;")
         if frame.static_order:
             w("const int following = tile + (int)gridDim.x;")
-        else:
+        else:  # the counter's answer is waited for at the tile's end
             w("int following = 0;", "if (leads) following = take_tile(p.counter);")
-            w("following = __shfl_sync(0xffffffffu, following, 0);")
         write_decode(u, "block_of(p, tile)", False)
         self._captured()
         w(f"const int live = {live_rows(u)};")
         self._loads()
         self._loops()
-        w("tile = following;", "}")
+        w("tile = following;" if frame.static_order else "tile = __shfl_sync(0xffffffffu, following, 0);", "}")
+        if frame.ahead:
+            self._load_late()
         if not frame.static_order:
             w("if (leads) leave_queue(p.counter);")
         w("}")
@@ -61,29 +66,46 @@ class Producer:
         write_addresses(u, captured)
         write_extents(u, captured)
 
+    def _starts(self) -> None:
+        """One function a tile: waits for a free slot, starts the copy from (row, column or chunk of columns, inner, outer)."""
+        u, w = self.frame.u, self.frame.u.w
+        for t in u.tiles.values():
+            ring, full = f"r_{t.name}", self.frame.full(t, f"r_{t.name}")
+            w(f"auto start_{t.name} = [&](int row, int column, int inner, int outer) {{")
+            w(f"mbar_wait({self.frame.empty(t, ring)}, {ring}.phase);", "if (leads) {", f"mbar_expect({full}, {t.bytes});")
+            to = f"{names.shared(t.name)} + {ring}.slot * {t.bytes}"
+            if is_chunked(t):
+                w(f"tma_tile({to}, &p.map_{t.name}, {full}, 0, row, column, inner, outer);")
+            else:
+                for c in range(t.stored_cols // CHUNK):
+                    at = f"{to} + {c * t.rows * 128}"
+                    w(f"tma_tile({at}, &p.map_{t.name}, {full}, column + {c * CHUNK}, row, 0, inner, outer);")
+            w("}", f"{ring}.next<{t.stages}>();", "};")
+
     def _loads(self) -> None:
-        """One function a tile: waits for a free slot, starts the copy."""
+        """One function a copy: its coordinates in this tile of the grid."""
         u, w = self.frame.u, self.frame.u.w
         for t in u.tiles.values():
             offsets = [u.scalar(e) for e in reversed(t.matrix.offset)] + ["0"] * (2 - len(t.matrix.offset))
             w(f"const int inner_{t.name} = opaque({offsets[0]}), outer_{t.name} = opaque({offsets[1]});")
         for s, loop in self._copies():
-            t = u.tiles[s.into]
             w(u.comment(s), f"auto {self._name(s, loop)} = [&]({f'int {names.loop_variable(loop.var)}' if loop else ''}) {{")
-            ring = f"r_{t.name}"
-            w(f"mbar_wait({self.frame.empty(t, ring)}, {ring}.phase);", "if (leads) {")
-            w(f"mbar_expect({self.frame.full(t, ring)}, {t.bytes});")
-            row, to = tile_coordinate(u, s.coordinate, 0, t.rows), f"{names.shared(t.name)} + {ring}.slot * {t.bytes}"
-            ends = f"inner_{t.name}, outer_{t.name}"
-            if is_chunked(t):
-                chunk = tile_coordinate(u, s.coordinate, 1, t.cols // CHUNK)
-                w(f"tma_tile({to}, &p.map_{t.name}, {self.frame.full(t, ring)}, 0, {row}, {chunk}, {ends});")
-            else:
-                column = tile_coordinate(u, s.coordinate, 1, t.cols)
-                for c in range(t.stored_cols // CHUNK):
-                    at = f"{to} + {c * t.rows * 128}"
-                    w(f"tma_tile({at}, &p.map_{t.name}, {self.frame.full(t, ring)}, {column} + {c * CHUNK}, {row}, 0, {ends});")
-            w("}", f"{ring}.next<{t.stages}>();", "};")
+            w(f"start_{s.into}({', '.join(self._coordinates(s))});", "};")
+
+    def _coordinates(self, s: Copy) -> tuple[str, str, str, str]:
+        u, t = self.frame.u, self.frame.u.tiles[s.into]
+        row = tile_coordinate(u, s.coordinate, 0, t.rows)
+        column = tile_coordinate(u, s.coordinate, 1, t.cols // CHUNK if is_chunked(t) else t.cols)
+        return row, column, f"inner_{t.name}", f"outer_{t.name}"
+
+    def _late_tiles(self) -> list[SharedTile]:
+        """Tiles that second products read first: the last of each waits until the next tile of the grid has its first ones."""
+        plan = self.frame.u.analysis.loops[0]
+        return [self.frame.u.tiles[s.into] for s in self._groups(plan)[1]]
+
+    def _load_late(self) -> None:
+        arguments = [(t.name, ", ".join(f"late_{t.name}[{i}]" for i in range(4))) for t in self._late_tiles()]
+        self.frame.u.w("if (late) {", *(f"start_{n}({a});" for n, a in arguments), "}")
 
     def _copies(self) -> list[tuple[Copy, For | None]]:
         """Every tile's copy once for each loop that makes it, those before the loops first."""
@@ -113,19 +135,30 @@ class Producer:
             outer = []
             w("}")
 
+    def _groups(self, plan: LoopPlan) -> tuple[list[Copy], list[Copy]]:
+        """A loop's copies: those that the first products read, and the others."""
+        body = plan.loop.body
+        read_first = {n for i in plan.schedule.first for n in uses(body[i])}
+        loads = loads_of(body)
+        return [s for s in loads if s.into in read_first], [s for s in loads if s.into not in read_first]
+
     def _rotated(self, plan: LoopPlan, k: int, outer: list[str]) -> None:
         """First readers of the second products' tiles are one iteration behind those of the first."""
-        w, body = self.frame.u.w, plan.loop.body
-        read_first = {n for i in plan.schedule.first for n in uses(body[i])}
-        a = [s for s in loads_of(body) if s.into in read_first]
-        c = [s for s in loads_of(body) if s.into not in read_first]
+        w, (a, c) = self.frame.u.w, self._groups(plan)
         guard = "" if forced(plan) else f"if (count{k} > 0) "
         for s in a:
             w(f"{guard}{self._call(s, plan, k, '0')}")
+        if self.frame.ahead:
+            self._load_late()
         w(*outer)
         self._each(plan, k, 1, [(s, "it") for s in a] + [(s, "it - 1") for s in c])
+        last = f"count{k} - 1"
+        if not self.frame.ahead:
+            w(*(f"{guard}{self._call(s, plan, k, last)}" for s in c))
+            return
+        w("late = true;", f"const int {names.loop_variable(plan.loop.var)} = {iteration(plan, k, last)};")
         for s in c:
-            w(f"{guard}{self._call(s, plan, k, f'count{k} - 1')}")
+            w(*(f"late_{s.into}[{i}] = {x};" for i, x in enumerate(self._coordinates(s))))
 
     def _each(self, plan: LoopPlan, k: int, start: int, calls: list[tuple[Copy, str]]) -> None:
         w = self.frame.u.w

@@ -19,7 +19,11 @@ MAX_ROWS = 256  # of a TMA box
 MAX_STAGES = 4
 BARRIER_BYTES = 8
 #: Consumer warpgroups -> registers of a producer's and of a consumer's thread; their sum is what the block started with.
-REGISTERS: dict[int, tuple[int, int] | None] = {1: None, 2: (24, 240), 3: (32, 160)}
+REGISTERS: dict[int, tuple[int, int] | None] = {1: None, 2: (40, 232), 3: (32, 160)}
+WIDE = (24, 240)  # for two warpgroups whose tiles need more than
+WIDE_WORDS = 176
+#: Consumer warpgroups -> registers of a thread that tiles may take, those held as left operands included.
+RESIDENT_WORDS = {1: 208, 2: 208, 3: 132}
 UNKNOWN_EXTENT = 1 << 30
 
 
@@ -30,6 +34,7 @@ class Placement:
     barriers: dict[str, int] = field(default_factory=dict)  # tile -> number of its first "full" barrier; "empty" ones follow
     barrier_offset: int = 0
     num_barriers: int = 2
+    stages: int = 1  # slots of a ring
     bytes: int = 0
 
 
@@ -119,27 +124,35 @@ def _is_in_loop(u: Unit, s: Copy) -> bool:
 # --------------------------------------------------------------------------------------------------------- placement
 
 
-def place(u: Unit) -> Placement:
-    """Fills `u.tiles` with as many ring slots as fit, at most four or as `Hint stages` says."""
+def list_tiles(u: Unit) -> None:
+    """Fills `u.tiles`."""
     for s in shared_copies(u.program.code):
         rows, cols = u.shape(s.into)
         stored = round_up(cols, CHUNK)
         u.tiles.setdefault(
             s.into, SharedTile(s.into, u.program.allocations[s.source], rows, cols, rows, stored, rows * stored * 2)
         )
+
+
+def place(u: Unit, second_slot: set[str] | None = None) -> Placement:
+    """As many ring slots as fit, at most four or as `Hint stages` says.
+
+    second_slot: tiles from before the loops get a second slot for the next tile of the grid, but for these.
+    """
     ring = [t for t in u.tiles.values() if in_ring(u, t.name)]
-    room = u.target.shared_bytes - 4096 - sum(t.bytes for t in u.tiles.values() if t not in ring)
+    slots = {t.name: 2 if second_slot is not None and t.name not in second_slot else 1 for t in u.tiles.values() if t not in ring}
+    room = u.target.shared_bytes - 4096 - sum(u.tiles[n].bytes * k for n, k in slots.items())
     fit = min(MAX_STAGES, room // sum(t.bytes for t in ring)) if ring else 1
     stages = min(int(u.program.hints.get("stages", fit)), max(fit, 1))
-    if stages < 1 or room < sum(t.bytes for t in ring):
+    if second_slot is None and (stages < 1 or room < sum(t.bytes for t in ring)):
         need = sum(t.bytes for t in u.tiles.values()) + 4096
         raise Refused(
             "does_not_fit", f"shared memory: {need} bytes of {u.target.shared_bytes} on {u.target.isa}; choose smaller tiles"
         )
-    out = Placement()
+    out = Placement(stages=stages if fit >= 1 else 0)
     offset = 0
     for t in u.tiles.values():
-        t.stages, t.offset = stages if t in ring else 1, offset
+        t.stages, t.offset = stages if t in ring else slots[t.name], offset
         offset += t.bytes * t.stages
         out.barriers[t.name] = out.num_barriers
         out.num_barriers += 2 * t.stages

@@ -261,6 +261,11 @@ inline void tma_tile(u32 to, const TensorMap* map, u32 bar, int x0, int x1, int 
 }
 template <int R> inline void registers_more() {}
 template <int R> inline void registers_less() {}
+inline int uniform(int x) {
+  const Exchange<int> e(x);
+  for (int y : e.all) if (y != x) { fprintf(stderr, "emulator: %d and %d are not uniform\n", x, y); abort(); }
+  return x;
+}
 inline void anchor(float, u32) {}
 inline void store_word(u32 a, int x) { memcpy(shared_at(a, 4), &x, 4); }
 inline int load_word(u32 a) { int x; memcpy(&x, shared_at(a, 4), 4); return x; }

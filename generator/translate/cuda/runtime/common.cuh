@@ -7,6 +7,7 @@
 #define AT (4 * i + 2 * r + e)
 #define COL (8 * i + e)  // this element's column, counted from the lane's first
 #define ROW(t, r) (ROW_STEP * (t) + 8 * (r))
+#define COLUMN_BIT (1u << (2 * (i % 16) + e))  // this element's bit in its word of a row's mask, a word for 128 columns
 
 // ---------------------------------------------------------------- whole numbers (division rounds down, by zero it gives 0)
 DEVICE int floordiv(int a, int b) {
@@ -18,6 +19,12 @@ DEVICE int ceildiv(int a, int b) { return -floordiv(-a, b); }
 DEVICE int floormod(int a, int b) { return a - floordiv(a, b) * b; }
 DEVICE int clamp(int x, int lo, int hi) { return min(max(x, lo), hi); }
 
+// A word of a row's mask: the lane's columns up to a limit that is counted from its first column.
+DEVICE u32 columns_upto(int limit, int word) {
+  const int x = limit - 128 * word, n = clamp(2 * (x >> 3) + min(x & 7, 1) + 1, 0, 32);
+  return n == 32 ? 0xffffffffu : (1u << n) - 1;
+}
+
 // ---------------------------------------------------------------- reductions over the four lanes that share a row
 DEVICE float quad_sum(float a) {
   a += __shfl_xor_sync(0xffffffffu, a, 1);
@@ -28,12 +35,20 @@ DEVICE float quad_max(float a) {
   return fmaxf(a, __shfl_xor_sync(0xffffffffu, a, 2));
 }
 DEVICE int warp_min(int a) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_min_sync(0xffffffffu, a);
+#else
   UNROLL for (int d = 16; d; d >>= 1) a = min(a, __shfl_xor_sync(0xffffffffu, a, d));
   return a;
+#endif
 }
 DEVICE int warp_max(int a) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_max_sync(0xffffffffu, a);
+#else
   UNROLL for (int d = 16; d; d >>= 1) a = max(a, __shfl_xor_sync(0xffffffffu, a, d));
   return a;
+#endif
 }
 
 // ---------------------------------------------------------------- captured tensors: zero outside their extents
@@ -76,36 +91,37 @@ template <Type T, int MT, int N, int M> DEVICE void to_operand(u32 (&p)[MT][N], 
 }
 template <Type T> DEVICE float rounded(float x) { return T == F32 ? x : widen<T>(narrow<T>(x)); }
 
-// One row block of 16 bit elements to global memory. A 4 x 4 word transpose inside each lane quad gives each lane eight columns: one
+// One row block of 16 bit elements to global memory. 4 x 4 word transposes inside each lane quad give each lane eight columns: one
 // 16 byte store where the matrix is aligned, 64 contiguous bytes in each of eight rows an instruction. `left`: rows of the matrix at
 // and behind this thread's first row. No branch holds a shuffle: a warp must be seen to stay together (see `store_global16`).
 template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool aligned, int left, int cols, int lane, const float (&x)[M]) {
+  constexpr int GROUPS = (N + 31) / 32;  // of 32 columns
   const int q = lane & 3;
   const bool b0 = q & 1, b1 = q & 2;
-  UNROLL for (int r = 0; r < 2; ++r) {
-    const bool in = 8 * r < left;
-    char* row = p + 8 * r * pitch;
-    UNROLL for (int g = 0; g < (N + 31) / 32; ++g) {
-      u32 w[4];
-      UNROLL for (int i = 0; i < 4; ++i) {
-        const int k = 4 * (4 * g + i) + 2 * r;
-        w[i] = 4 * g + i < N / 8 ? pack2<T>(x[k < M ? k : 0], x[k < M ? k + 1 : 0]) : 0;
-      }
-      UNROLL for (int i = 0; i < 4; i += 2) {
-        const u32 y = __shfl_xor_sync(0xffffffffu, b0 ? w[i] : w[i + 1], 1);
-        if (b0) w[i] = y; else w[i + 1] = y;
-      }
-      UNROLL for (int i = 0; i < 2; ++i) {
-        const u32 y = __shfl_xor_sync(0xffffffffu, b1 ? w[i] : w[i + 2], 2);
-        if (b1) w[i] = y; else w[i + 2] = y;
-      }
-      const int c = 32 * g + 8 * q;
-      store_global16(row + 2 * c, make_uint4(w[0], w[1], w[2], w[3]), aligned && in && c < N && c + 8 <= cols);
-      if (!aligned || cols % 8)
-        UNROLL for (int k = 0; k < 8; ++k)
-          store_global2(row + 2 * (c + k), (u16)(w[k / 2] >> (16 * (k & 1))), in && c < N && c + k < cols && (!aligned || c + 8 > cols));
-    }
+  u32 w[2][GROUPS][4];
+  UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) UNROLL for (int i = 0; i < 4; ++i) {
+    const int k = 4 * (4 * g + i) + 2 * r;
+    w[r][g][i] = 4 * g + i < N / 8 ? pack2<T>(x[k < M ? k : 0], x[k < M ? k + 1 : 0]) : 0;
   }
+  UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) UNROLL for (int i = 0; i < 4; i += 2) {
+    const u32 y = __shfl_xor_sync(0xffffffffu, b0 ? w[r][g][i] : w[r][g][i + 1], 1);
+    if (b0) w[r][g][i] = y; else w[r][g][i + 1] = y;
+  }
+  UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) UNROLL for (int i = 0; i < 2; ++i) {
+    const u32 y = __shfl_xor_sync(0xffffffffu, b1 ? w[r][g][i] : w[r][g][i + 2], 2);
+    if (b1) w[r][g][i] = y; else w[r][g][i + 2] = y;
+  }
+  UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) {
+    const int c = 32 * g + 8 * q;
+    const bool in = aligned && 8 * r < left && c < N && c + 8 <= cols;
+    store_global16(p + 8 * r * pitch + 2 * c, make_uint4(w[r][g][0], w[r][g][1], w[r][g][2], w[r][g][3]), in);
+  }
+  if (!aligned || cols % 8)
+    UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) UNROLL for (int k = 0; k < 8; ++k) {
+      const int c = 32 * g + 8 * q;
+      const bool in = 8 * r < left && c < N && c + k < cols && (!aligned || c + 8 > cols);
+      store_global2(p + 8 * r * pitch + 2 * (c + k), (u16)(w[r][g][k / 2] >> (16 * (k & 1))), in);
+    }
 }
 template <int N, int M> DEVICE void store_rows_f32(char* p, i64 pitch, int left, int cols, int lane, const float (&x)[M]) {
   UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int i = 0; i < N / 8; ++i) UNROLL for (int e = 0; e < 2; ++e) {

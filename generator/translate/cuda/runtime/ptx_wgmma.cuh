@@ -29,12 +29,18 @@ DEVICE void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" :::
 template <int N> DEVICE void wgmma_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 DEVICE void bar_sync(int id, int n) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory"); }
 DEVICE void bar_arrive(int id, int n) { asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n) : "memory"); }
+// A value that all lanes of a warp share, in a uniform register: loops counted by it are known to keep a warp together.
+DEVICE int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
 template <int R> DEVICE void registers_more() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
 template <int R> DEVICE void registers_less() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
 // Ties the next wgmma wait behind what x was computed from: ptxas would hoist the wait above it. The word is never read; the test
 // only must not be provably false (a sum of ex2 is provably not negative).
 DEVICE void anchor(float x, u32 scratch) {
   asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.u32 [%1], %1;\n}\n" ::"f"(x), "r"(scratch) : "memory");
+}
+DEVICE void ldsm4(u32 (&r)[4], u32 a) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
 }
 DEVICE void store_word(u32 a, int x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(a), "r"(x) : "memory"); }
 // The warp's first lane reads for all: it is the one that then lets the writer go on, and orders no other lane's read.

@@ -13,6 +13,14 @@ template <int ROWS, int CHUNKS> DEVICE void zero_rows(u32 tile, int first, int t
   fence_shared_writes();
   bar_sync(barrier, 128);
 }
+// A left operand into registers: 16 columns a step, `row` and half of the step as ldmatrix wants them from this lane.
+template <int ROWS, int MT, int F> DEVICE void load_left(u32 (&x)[MT][F], u32 tile, int row, int half) {
+  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int k = 0; k < F / 4; ++k) {
+    u32 y[4];
+    ldsm4(y, tile + (k / 4) * ROWS * 128 + (row + 64 * t) * 128 + ((2 * (k % 4) + half) ^ (row & 7)) * 16);
+    UNROLL for (int i = 0; i < 4; ++i) x[t][4 * k + i] = y[i];
+  }
+}
 struct Ring {  // a slot and its phase; consumers start with phase 0, the producer with 1
   int slot;
   u32 phase;

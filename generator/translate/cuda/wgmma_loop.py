@@ -1,0 +1,390 @@
+"""One loop of a wgmma consumer in the schedule of the passes, with what follows it. What it does with tiles is `Operations`'s."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from generator.tl.ir import Compute, Expr, Gemm, Num, Op, Stmt, Var, walk
+from generator.translate.cuda import names
+from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.grid import bound_of_rows, has_edges, reads_rows, write_full
+from generator.translate.cuda.mma_kernel import iteration
+from generator.translate.cuda.registers import write_initial
+from generator.translate.cuda.wgmma_kernel import cursor, forced, write_count
+from generator.translate.cuda.wgmma_operations import Operations
+from generator.translate.cuda.wgmma_tiles import loads_of
+from generator.translate.passes import LoopPlan
+from generator.translate.passes.conditions import conjuncts
+from generator.translate.passes.scope import defs, uses, uses_of
+
+COLUMN_UNIT = 8
+
+
+@dataclass
+class Loop:
+    """One loop with what follows it up to the next: some of that runs under the loop's last products."""
+
+    consumer: Operations
+    plan: LoopPlan
+    k: int
+    tail: list[Stmt]
+    initial: set[str]  # tiles to give their initial value here
+    last: bool
+
+    def __post_init__(self) -> None:
+        body = self.plan.loop.body
+        self.frame = self.consumer.frame
+        self.u, self.w = self.frame.u, self.frame.u.w
+        self.copied = [s.into for s in loads_of(body)]
+        self.first = [s for i in self.plan.schedule.first if isinstance(s := body[i], Gemm)]
+        self.second = [s for i in self.plan.schedule.second if isinstance(s := body[i], Gemm)]
+        self.deferred = frozenset(self.plan.schedule.deferred)
+
+    def write(self) -> None:
+        self.w("", self.u.comment(self.plan.loop), "{")
+        write_count(self.frame, self.plan, self.k, uniform=True)
+        self._split()
+        self._wait_outer()
+        match self.plan.schedule.kind:
+            case "rotated":
+                self._rotated()
+            case "stream":
+                self._stream()
+            case "plain":
+                self._plain()
+        self.w("}")
+
+    # ------------------------------------------------------------------------------------------ tiles from outside
+
+    def _read(self, gemms: list[Gemm]) -> list[str]:
+        """Shared tiles of products, in order of their reading."""
+        return list(dict.fromkeys(n for g in gemms for n in (g.a, g.b) if n in self.u.tiles))
+
+    def _wait(self, tiles: list[str], half: str, n: str = "") -> None:
+        """Waits for tiles of iteration `n` (the current one by default)."""
+        self.consumer.wait(tiles, half)
+        variable = f"const int {self._variable} = {iteration(self.plan, self.k, n)};" if n else ""
+        self.consumer.clean([s for s in loads_of(self.plan.loop.body) if s.into in tiles], half, variable)
+
+    def _inner(self, gemms: list[Gemm]) -> list[str]:
+        return [n for n in self._read(gemms) if n in self.copied]
+
+    def _wait_outer(self) -> None:
+        outer = [n for n in self._read(self.first + self.second) if n not in self.copied and n not in self.consumer.waited]
+        self.consumer.wait(outer, "a")
+        self.consumer.clean([s for s in loads_of(self.u.program.code) if s.into in outer], "a")
+        self.consumer.hold([n for n in outer if n in self.frame.resident])
+        self.consumer.waited |= set(outer)
+
+    def _done_outer(self, gemms: list[Gemm]) -> list[str]:
+        """Tiles of products that come from before the loops and that no later loop reads."""
+        later = {n for p in self.u.analysis.loops[self.k + 1 :] for n in uses_of(p.loop.body)}
+        kept = self.frame.resident
+        return [n for n in self._read(gemms) if n not in self.copied and n not in later and n not in kept]
+
+    def _early_outer(self) -> list[str]:
+        """Those with one slot that only the first products read: free behind the last of these, before the loop has ended."""
+        alone = [n for n in self._done_outer(self.first) if self.u.tiles[n].stages == 1 and n not in self._read(self.second)]
+        return alone if forced(self.plan) else []
+
+    def _free_early(self, n: str) -> None:
+        """Behind the first products of iteration `n`."""
+        for tile in self._early_outer():
+            t = self.u.tiles[tile]
+            self.w(f"if (lane == 0 && {n} == count{self.k} - 1) mbar_arrive({self.frame.empty(t, cursor(self.frame, t, 'a'))});")
+
+    def _release_outer(self) -> None:
+        early = self._early_outer()
+        self.consumer.advance(early, "a")
+        self.consumer.release([n for n in self._done_outer(self.first + self.second) if n not in early], "a")
+
+    # ---------------------------------------------------------------------------------------------------- segments
+
+    def _split(self) -> None:
+        """Iterations [begin, end) see everything in this warpgroup's rows."""
+        k, r = self.k, self.plan.range
+        if not self._has_edges():
+            return
+        rows = 64 * self.frame.row_blocks
+        last = f"min(wg_row + {rows - 1}, live - 1)"
+        write_full(self.u, self.plan, f"range{k}", f"full_lo{k}", f"full_hi{k}", "wg_row", last, rows)
+        below, above = f"range{k}.before(full_lo{k})", f"range{k}.before(full_hi{k})"
+        begin, end = (f"count{k} - {above}", f"count{k} - {below}") if self.plan.loop.reversed else (below, above)
+        self.w(f"const int begin{k} = uniform({begin}), end{k} = uniform(max(begin{k}, {end}));")
+        assert r.has_edge_below or r.has_edge_above
+
+    def _has_edges(self) -> bool:
+        return bool(self.plan.split) and has_edges(self.plan.range)
+
+    def _segments(self, body: Callable[[Setting], None], peeled: bool) -> None:
+        """The loop in up to three parts; with the first iteration peeled, an edge of at most one iteration in front is gone.
+
+        Both edges are written out: around one body for the two, ptxas would take a warp for divergent (see `uniform`).
+        """
+        k, r, backwards = self.k, self.plan.range, self.plan.loop.reversed
+        edge, middle = Setting(deferred=self.deferred), Setting(frozenset(self.plan.split), None, self.deferred)
+        if not self._has_edges():
+            self._part(f"count{k}", lambda: body(edge))
+            return
+        first, last = (r.has_edge_above, r.has_edge_below) if backwards else (r.has_edge_below, r.has_edge_above)
+        if first and backwards and peeled and r.edge_above is not None and r.edge_above <= 1:
+            first = False
+        if first:
+            self._part(f"begin{k}", lambda: body(edge))
+        self._part(f"end{k}" if last else f"count{k}", lambda: body(middle))
+        if last:
+            self._part(f"count{k}", lambda: body(edge))
+
+    def _part(self, stop: str, body: Callable[[], None]) -> None:
+        self.w(
+            "#pragma unroll 1",
+            f"for (; it < {stop}; ++it) {{",
+            f"const int {self._variable} = {iteration(self.plan, self.k, 'it')};",
+        )
+        body()
+        self.w("}")
+
+    @property
+    def _variable(self) -> str:
+        return names.loop_variable(self.plan.loop.var)
+
+    # ------------------------------------------------------------------------------------------------------- rotated
+
+    def _rotated(self) -> None:
+        c, k = self.consumer, self.k
+        if not forced(self.plan):
+            self.w(f"if (count{k} > 0) {{")
+        self.w("int it = 0;")
+        self._first_iteration()
+        self.w("++it;")
+        self._segments(self._rotated_body, peeled=True)
+        if forced(self.plan):
+            self._release_outer()
+        self._wait(self._inner_second(), "c", f"count{k} - 1")
+        c.issue(self.second, "c")
+        self._close_sums()
+        early, late = self._tail_under(self.second) if forced(self.plan) else ([], [])
+        self._write_tail(early)
+        if self.frame.ahead:
+            c.start_next(self.first)
+        c.retire(self.second, 1 if self.frame.ahead else 0)
+        c.release(self._inner(self.second), "c")
+        if forced(self.plan):
+            self._write_tail(late)
+            return
+        self.w("} else {")
+        write_initial(self.u, COLUMN_UNIT, self.initial)
+        self.w("}")
+        self._release_outer()
+        self._write_tail(self.tail)
+
+    def _inner_second(self) -> list[str]:
+        """Tiles that the second products are the first to wait for."""
+        seen = set(self._inner(self.first)) - self.frame.two_ends
+        return [n for n in self._inner(self.second) if n not in seen and n not in self._inner(self.first)]
+
+    def _free_after_first(self) -> list[str]:
+        return [n for n in self._inner(self.first) if n not in self._inner(self.second)]
+
+    def _after_first(self) -> None:
+        free = self._free_after_first()
+        self.consumer.release(free, "a")
+        self.consumer.advance([n for n in self._inner(self.first) if n not in free], "a")
+
+    def _first_iteration(self) -> None:
+        """Without the second products of an iteration before, and without statements that leave their tile as it starts."""
+        c = self.consumer
+        if not self.frame.ahead:
+            self._wait(self._inner(self.first), "a", "0")
+            c.issue(self.first, "a")
+        write_initial(self.u, COLUMN_UNIT, self.initial)
+        if self.frame.ahead and self.anchored:  # the coordinates above are worked out under the products
+            self.w(f"anchor(__int_as_float(count{self.k}), scratch);")
+        c.retire(self.first)
+        self._after_first()
+        self._free_early("0")
+        if self.skips:
+            self._skip_front()
+        self.w("{", f"const int {self._variable} = {iteration(self.plan, self.k, 'it')};")
+        off = next(((m.expr, f"none{self.k}") for m in self.plan.masks if m.skippable), None) if forced(self.plan) else None
+        setting = Setting(frozenset(), off, self.deferred)
+        for i in (*self.plan.schedule.early, *self.plan.schedule.late):
+            if i not in self.plan.dead_first:
+                self._peeled(self.plan.loop.body[i], setting)
+        self.w("}")
+
+    @property
+    def skips(self) -> bool:
+        """Whether a warpgroup passes over iterations at the front that none of its own rows sees, and over all but one of a tile
+        whose rows lie past the end. The block's proof that masked tiles change nothing holds for a part of its rows.
+        """
+        return self.frame.ahead and self.frame.groups > 1 and self.u.program.hints.get("skip") != "off"
+
+    def _skip_front(self) -> None:
+        """Tiles of the rings are passed on unread; the first products are made again for the first iteration that counts."""
+        c, k, rows = self.consumer, self.k, 64 * self.frame.row_blocks
+        r, skipped = self.plan.range, f"wg_row >= live ? count{k} - 1 : 0"
+        bound = r.hi if self.plan.loop.reversed else r.lo
+        if reads_rows(bound):
+            seen = f"range{k}.before({bound_of_rows(self.u, bound, 'wg_row', f'min(wg_row + {rows - 1}, live - 1)')})"
+            front = f"count{k} - {seen}" if self.plan.loop.reversed else seen
+            skipped = f"wg_row >= live ? count{k} - 1 : clamp({front}, 0, count{k} - 1)"
+        self.w(f"const int skip{k} = uniform(none{k} ? 0 : {skipped});", f"if (skip{k} > 0) {{")
+        self.w("#pragma unroll 1", f"for (it = 1; it <= skip{k}; ++it) {{")
+        c.wait(self._inner(self.first), "a")
+        self.consumer.turn(True)
+        self.w(f"if (it == skip{k}) {{")
+        c.issue(self.first, "a")
+        c.retire(self.first)
+        self.w("}")
+        self.consumer.turn(False)
+        self._after_first()
+        self._free_early("it")
+        c.wait(self._inner_second(), "c")
+        c.release(self._inner(self.second), "c")
+        self.w("}", f"it = skip{k};", "}")
+
+    def _peeled(self, s: Stmt, setting: Setting) -> None:
+        """A mask is left out where the tile needs none."""
+        if self._has_edges() and _only_masks(s, frozenset(self.plan.split)):
+            none = f"none{self.k} || " if forced(self.plan) else ""
+            self.w(f"if ({none}begin{self.k} > it || end{self.k} <= it) {{")
+            self.consumer.statement(s, setting)
+            self.w("}")
+        else:
+            self.consumer.statement(s, setting)
+
+    def _rotated_body(self, setting: Setting) -> None:
+        c, body = self.consumer, self.plan.loop.body
+        self._wait(self._inner(self.first), "a")
+        self.consumer.turn(True)
+        c.issue(self.first, "a")
+        self._wait(self._inner_second(), "c", "it - 1")
+        c.issue(self.second, "c")
+        self.consumer.turn(False)
+        c.retire(self.first, 1)
+        self._after_first()
+        self._free_early("it")
+        for i in self.plan.schedule.early:
+            c.statement(body[i], setting)
+        self._anchor()
+        c.retire(self.second)
+        c.release(self._inner(self.second), "c")
+        for i in self.plan.schedule.late:
+            c.statement(body[i], setting, lazy=self.u.program.hints.get("lazy") != "off")
+
+    @property
+    def anchored(self) -> bool:
+        return self.u.program.hints.get("anchor") != "off"
+
+    def _anchor(self) -> None:
+        """Keeps the wait for the second products behind the code that should run under them."""
+        if not self.anchored:
+            return
+        early = [s for i in self.plan.schedule.early if isinstance(s := self.plan.loop.body[i], Compute)]
+        sums = [s.into for s in early if any(isinstance(e, Op) and e.fn == "rowsum" for e in walk(s.value))]
+        tiles = [s.into for s in early if len(self.u.shape(s.into)) == 2]
+        if sums:
+            x = names.tile(sums[-1])
+            self.w(f"UNROLL for (int t = 0; t < MT; ++t) anchor({x}[t][0] + {x}[t][1], scratch);")
+        elif tiles:
+            n = self.u.shape(tiles[-1])[1]
+            self.w(
+                "{",
+                "float all[4] = {0.0f, 0.0f, 0.0f, 0.0f};",
+                f"FOR_TILE({n}) all[2 * r + e] += {names.tile(tiles[-1])}[t][AT];",
+            )
+            self.w("anchor((all[0] + all[1]) + (all[2] + all[3]), scratch);", "}")
+
+    def _tail_under(self, running: list[Gemm]) -> tuple[list[Stmt], list[Stmt]]:
+        """What follows the loop: what touches no registers of the products in flight, and the rest."""
+        tiles = set(self.u.program.allocations)
+        touched = {n for g in running for n in defs(g) | uses(g)}
+        early: list[Stmt] = []
+        late: list[Stmt] = []
+        for s in self.tail:
+            if (uses(s) | defs(s)) & touched:
+                late.append(s)
+                touched |= (defs(s) | uses(s)) & tiles
+            else:
+                early.append(s)
+        return early, late
+
+    # --------------------------------------------------------------------------------------------- stream and plain
+
+    def _stream(self) -> None:
+        """Products only: one group in flight while the next is issued; a slot is free when the group after its own was issued."""
+        c, k, read = self.consumer, self.k, self._inner(self.second)
+        inits = [self.u.program.allocations[g.into].init for g in self.second if g.into in self.initial]
+        overwrite = len(inits) == len(self.second) == len({g.into for g in self.second}) and all(
+            i in (Num(0), Num(0.0)) for i in inits
+        )
+        self.w(f"if (count{k} > 0) {{")
+        if not overwrite:
+            write_initial(self.u, COLUMN_UNIT, self.initial)
+        self._wait(read, "", "0")
+        c.issue(self.second, "", overwrite)
+        c.advance(read, "")
+        self.w("#pragma unroll 1", f"for (int it = 1; it < count{k}; ++it) {{")
+        self._wait(read, "", "it")
+        c.issue(self.second, "")
+        c.advance(read, "")
+        c.retire(self.second, 1)
+        c.release(read, "", ring="f")
+        self.w("}")
+        c.retire(self.second)
+        c.release(read, "", ring="f")
+        self.w("} else {")
+        write_initial(self.u, COLUMN_UNIT, self.initial)
+        self.w("}")
+        self._release_outer()
+        self._close_sums()
+        self._write_tail(self.tail)
+
+    def _plain(self) -> None:
+        """Program order, every product waited for where it stands."""
+        write_initial(self.u, COLUMN_UNIT, self.initial)
+        self.w("int it = 0;")
+        self._segments(self._plain_body, peeled=False)
+        self._release_outer()
+        self._close_sums()
+        self._write_tail(self.tail)
+
+    def _plain_body(self, setting: Setting) -> None:
+        c, body = self.consumer, self.plan.loop.body
+        gemms, loads = [s for s in body if isinstance(s, Gemm)], loads_of(body)
+        last_reader = {n: g for g in gemms for n in self._inner([g])}
+        waited: set[str] = set()
+        lazy = self.u.program.hints.get("lazy") != "off"
+        for s in body:
+            if isinstance(s, Gemm):
+                self._wait([n for n in self._inner([s]) if n not in waited], "")
+                waited |= set(self._inner([s]))
+                if s is gemms[0]:
+                    self.consumer.turn(True)
+                c.issue([s], "")
+                if s is gemms[0]:
+                    self.consumer.turn(False)
+                c.retire([s])
+                c.release([n for n, g in last_reader.items() if g is s], "")
+            elif s not in loads:
+                c.statement(s, setting, lazy)
+
+    # ----------------------------------------------------------------------------------------------------- what follows
+
+    def _close_sums(self) -> None:
+        for n in sorted(self.deferred):
+            self.w(f"FOR_ROWS {names.tile(n)}[t][r] = quad_sum({names.tile(n)}[t][r]);  // the parts of a row's sum together")
+
+    def _write_tail(self, tail: list[Stmt]) -> None:
+        for s in tail:
+            self.consumer.statement(s)
+
+
+def _only_masks(s: Stmt, split: frozenset[Expr]) -> bool:
+    """Whether a statement does nothing where every test of `split` is true: `S = where(tests, S, constant)`."""
+    match s:
+        case Compute(into=x, value=Op("where", (test, Var(y), Num()))):
+            return x == y and all(c in split for c in conjuncts(test))
+    return False
