@@ -1,6 +1,6 @@
 """One plan swept on one GPU of this machine, then on all of them: how busy each was, whether the times agree. Judges nothing.
 
-    python benchmarks/gpu_farm.py [--seqlens 2048 4096] [--heads 16] [--candidates 4] [--measure-s 1.0]
+    python benchmarks/gpu_farm.py [--seqlens 2048 4096] [--heads 16] [--candidates 4] [--measure-s 1.0] [--first N]
         [--out result.json]
 
 Each sweep is the command `farm sweep` in a process, with a catalog and a cache of its own. What it says of itself meanwhile (as
@@ -114,15 +114,17 @@ def main() -> None:
     parser.add_argument("--heads", type=int, default=16)
     parser.add_argument("--candidates", type=int, default=4)
     parser.add_argument("--measure-s", type=float, default=1.0)
+    parser.add_argument("--first", type=int, help="problems that one GPU is given, the first of the plan (default: all)")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     gpus = [name.removeprefix("cuda:") for name in gpus_here()]
     if not gpus:
         sys.exit("gpu_farm: no GPU here; `farm doctor` says what is missing")
     folder = Path(tempfile.mkdtemp(prefix="gpu-farm-"))
-    runs = {}
-    for name, devices in (("one", gpus[0]), ("all", ",".join(gpus))):
-        runs[name] = sweep(devices, plan(args), folder / name)
+    runs, whole = {}, plan(args)
+    part = whole | {"specs": whole["specs"][: args.first]}
+    for name, devices, described in (("all", ",".join(gpus), whole), ("one", gpus[0], part)):
+        runs[name] = sweep(devices, described, folder / name)
         print(
             f"{name}: {runs[name]['summary']['by_reason']}, {runs[name]['summary']['wall_s']:.0f} s, busy {runs[name]['busy']}",
             flush=True,
