@@ -1,20 +1,26 @@
 """What the farm itself costs: CPU of all its processes for an attempt, how busy devices are, memory against the plan's length.
 
-    python benchmarks/farm_scale.py overhead --devices 1 2 4 8 16 32 --attempts 400
-    python benchmarks/farm_scale.py memory --attempts 10000 100000 1000000
+    python benchmarks/farm_scale.py nodes --nodes 1 2 4 8 16 32 --attempts 40     # a stand-in node each, 50 ms candidates
+    python benchmarks/farm_scale.py nodes --nodes 4 --candidate-ms 1000           # how busy devices are
+    python benchmarks/farm_scale.py overhead --devices 1 4                        # devices of one machine
+    python benchmarks/farm_scale.py memory --attempts 10000 100000 1000000        # plans stream
+    python benchmarks/farm_scale.py author --attempts 200                         # what the rule author costs the driver
 
-Candidates are pauses (farm.standin), so that all CPU time that is seen is the farm's. Measures no kernel.
+Candidates are pauses (farm.standin), so that all CPU time that is seen is the farm's. Nodes are those of Ray's own test cluster,
+on this one machine. Measures no kernel.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import datetime as dt
 import json
 import os
 import resource
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -27,14 +33,18 @@ from catalog import store
 from farm import standin
 from farm.jobs import Job, Row, Shop
 from farm.progress import PlainDisplay, Tally
-from farm.scheduler import Search, Sweep
+from farm.scheduler import Counts, Search, Sweep
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
 
+#: A process's name -> what it is; workers are named by Ray for what they run.
+KINDS = {"raylet": "raylets", "gcs_server": "control store"}
+WARM_S = 3.0  # for workers that Ray starts ahead
 
-def job(number: int, words: str) -> Job:
+
+def job(number: int, words: str, target: str = "cpu-avx2", device_key: str = digest_text("cpu")) -> Job:
     spec = AttentionSpec(1, 1, 8, 8, 1, 1 + number % 100_000, 4, name=words)
-    return Job(digest_text(str(number)), spec, "cpu-avx2", f"program {number}", device_key=digest_text("cpu"))
+    return Job(digest_text(str(number)), spec, target, f"program {number}", device_key=device_key)
 
 
 async def _one(made: Job, attempt: Any) -> None:
@@ -53,56 +63,89 @@ class Nothing:
         return None
 
 
-def cpu_s() -> float:
-    """CPU seconds of this process and of all below it that live."""
-    total = 0.0
+def cpu_by_kind() -> Counter[str]:
+    """CPU seconds of this process and of all below it that live, by what they are."""
+    found = Counter[str]()
     for process in (me := psutil.Process(), *me.children(recursive=True)):
         try:
-            times = process.cpu_times()
-            total += times.user + times.system
+            times, name = process.cpu_times(), process.name()
         except psutil.Error:
             continue
-    return total
+        kind = "driver" if process.pid == me.pid else KINDS.get(name, "workers" if name.startswith("ray::") else "Ray's agents")
+        found[kind] += times.user + times.system
+    return found
 
 
 def overhead(num_devices: int, attempts: int, candidate_s: float) -> dict[str, Any]:
-    """One sweep of pauses on so many devices, each with a worker of its own."""
+    """One sweep of pauses on so many devices of one machine, each with a worker of its own."""
     from farm.actors import start_session
     from farm.nodes import DeviceWish
     from farm.ray_executor import RayExecutor
 
     with tempfile.TemporaryDirectory() as folder:
-        start_session("local", max(2, num_devices // 4))
-        shop = Shop(f"{folder}/catalog", folder, stages="farm.standin")
-        executor = RayExecutor(
-            shop, tuple(DeviceWish("cpu", ("cpu-avx2",)) for _ in range(num_devices)), max(2, num_devices // 4)
-        )
-        opened = store.open(shop.catalog, create=True)
-        with opened.writer("scale") as writer:
-            warm = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None))
-            asyncio.run(warm.run(searches(4 * num_devices, "prove=0.3")))  # every worker is up before the clock starts
-            before, busy, started = cpu_s(), executor.busy_s(), time.monotonic()
-            sweep = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None))
-            counts = asyncio.run(sweep.run(partial_searches(attempts, candidate_s)))
-            wall_s = time.monotonic() - started
-            used, busy = cpu_s() - before, executor.busy_s() - busy
-        executor.close()
-        executor.end_session()
-        assert counts.by_reason["ok"] == attempts, counts
-        return {
-            "devices": num_devices,
-            "attempts": attempts,
-            "candidate_ms": 1e3 * candidate_s,
-            "wall_s": round(wall_s, 2),
-            "attempts_per_s": round(attempts / wall_s, 1),
-            "cpu_ms_an_attempt": round(1e3 * used / attempts, 2),
-            "busy_share": round(busy / (wall_s * num_devices), 3),
-        }
+        shop, builders = Shop(f"{folder}/catalog", folder, stages="farm.standin"), max(2, num_devices // 4)
+        start_session("local", builders)
+        wishes = tuple(DeviceWish("cpu", ("cpu-avx2",)) for _ in range(num_devices))
+        executor = RayExecutor(shop, wishes, builders)
+        return {"devices": num_devices} | swept(executor, shop, "cpu-avx2", "cpu", num_devices, attempts, candidate_s)
 
 
-def partial_searches(count: int, candidate_s: float) -> Iterator[Search]:
-    for number in range(count):
-        yield partial(_one, job(1_000_000 + number, f"prove={candidate_s}"))
+def nodes(num_nodes: int, attempts: int, candidate_s: float) -> dict[str, Any]:
+    """The same on a cluster: a head with builders, and so many nodes with a stand-in A100 each."""
+    from ray.cluster_utils import Cluster
+
+    from farm.actors import LEAN, start_session
+    from farm.ray_executor import RayExecutor
+
+    os.environ.update(LEAN)  # as a session of the farm's own has it; a cluster's nodes may be started so, too
+    builders = max(2, num_nodes // 4)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": builders, "resources": {"class_head": 1}})
+    for _ in range(num_nodes):
+        cluster.add_node(num_cpus=1, num_gpus=1, resources={"class_a100": 1}, object_store_memory=80 << 20)
+    cluster.wait_for_nodes()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            shop = Shop(f"{folder}/catalog", folder, stages="farm.standin")
+            start_session(cluster.address, 0)
+            executor = RayExecutor(shop, targets=("sm_80",))
+            while not executor.settled or len(executor.state()["devices"]) < num_nodes:
+                time.sleep(0.1)
+            return {"nodes": num_nodes} | swept(executor, shop, "sm_80", "a100", num_nodes, attempts * num_nodes, candidate_s)
+    finally:
+        cluster.shutdown()
+
+
+def swept(
+    executor: Any, shop: Shop, target: str, device_class: str, num_devices: int, attempts: int, candidate_s: float
+) -> dict[str, Any]:
+    """Runs a sweep after a short one that brings every worker up; what it took, a dict for the results."""
+    key, opened = digest_text(device_class), store.open(shop.catalog, create=True)
+
+    def run(first: int, count: int, words: str, writer: Any) -> Counts:
+        sweep = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None))
+        made = (partial(_one, job(first + n, words, target, key)) for n in range(count))
+        return asyncio.run(sweep.run(made))
+
+    with opened.writer("scale") as writer:
+        run(0, 4 * num_devices, "prove=0.3", writer)
+        time.sleep(WARM_S)
+        before, busy, started = cpu_by_kind(), executor.busy_s(), time.monotonic()
+        counts = run(1_000_000, attempts, f"prove={candidate_s}", writer)
+        wall_s = time.monotonic() - started
+        used, busy = cpu_by_kind() - before, executor.busy_s() - busy
+    executor.close()
+    executor.end_session()
+    assert counts.by_reason["ok"] == attempts == counts.planned, counts
+    return {
+        "attempts": attempts,
+        "candidate_ms": 1e3 * candidate_s,
+        "wall_s": round(wall_s, 2),
+        "attempts_per_s": round(attempts / wall_s, 1),
+        "cpu_ms_an_attempt": round(1e3 * used.total() / attempts, 2),
+        "cpu_ms_by_process": {kind: round(1e3 * s / attempts, 2) for kind, s in used.most_common()},
+        "busy_share": round(busy / (wall_s * num_devices), 3),
+        "driver_mib": round(psutil.Process().memory_info().rss / 2**20),
+    }
 
 
 class Instant:
@@ -142,6 +185,39 @@ def memory(attempts: int, with_catalog: bool) -> dict[str, Any]:
     }
 
 
+def author(attempts: int) -> dict[str, Any]:
+    """CPU of the driver for an attempt's program: sketch, code, choices of tile sizes, filled and printed; by the rule author."""
+    from farm.authors import RuleSearch
+    from farm.plan import load_plan
+    from farm.search import Versions
+
+    plan, made = load_plan(), 0
+
+    async def count(one: Job) -> Row:
+        nonlocal made
+        made += 1
+        return standin.row_without_verdict(one, "ok", "")
+
+    async def solve() -> float:
+        search, used = RuleSearch(plan, Versions("t", "h")), time.process_time()
+        while made < attempts:
+            for spec in plan.specs():
+                await search.solve(spec, "sm_80" if spec.dtype != "fp32" else "cpu-avx2", count)
+        return time.process_time() - used
+
+    used = asyncio.run(solve())
+    return {"attempts": made, "cpu_ms_an_attempt": round(1e3 * used / made, 2)}
+
+
+def machine() -> dict[str, Any]:
+    """Where and when a result was measured."""
+    from verifier.environment import cores_given, cpu_name, package_version
+
+    busy = round(os.getloadavg()[0], 1)
+    about = {"cpu": cpu_name(), "cores": cores_given(), "load_average": busy, "ray": package_version("ray")}
+    return {"date": dt.datetime.now(dt.UTC).date().isoformat(), "machine": about}
+
+
 def in_child(work: Any, *args: Any) -> dict[str, Any]:
     """The result of a function in a fresh process."""
     read, write = os.pipe()
@@ -163,18 +239,28 @@ def main() -> None:
     one = commands.add_parser("overhead")
     one.add_argument("--devices", type=int, nargs="+", default=[1, 2, 4, 8])
     one.add_argument("--attempts", type=int, default=400)
-    one.add_argument("--candidate-ms", type=float, default=50)
+    many = commands.add_parser("nodes")
+    many.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
+    many.add_argument("--attempts", type=int, default=40, help="for each node")
+    for parser_ in (one, many):
+        parser_.add_argument("--candidate-ms", type=float, default=50)
     two = commands.add_parser("memory")
     two.add_argument("--attempts", type=int, nargs="+", default=[10_000, 100_000])
     two.add_argument("--catalog", action="store_true", help="write real rows")
+    commands.add_parser("author").add_argument("--attempts", type=int, default=200)
     parser.add_argument("-o", "--output", type=Path, help="where the results go, as JSON lines")
     args = parser.parse_args()
-    if args.command == "overhead":
-        runs = (in_child(overhead, n, args.attempts, args.candidate_ms / 1e3) for n in args.devices)
-    else:
-        runs = (in_child(memory, n, args.catalog) for n in args.attempts)
+    match args.command:
+        case "overhead":
+            runs = (in_child(overhead, n, args.attempts, args.candidate_ms / 1e3) for n in args.devices)
+        case "nodes":
+            runs = (in_child(nodes, n, args.attempts, args.candidate_ms / 1e3) for n in args.nodes)
+        case "author":
+            runs = (in_child(author, args.attempts) for _ in range(1))
+        case _:
+            runs = (in_child(memory, n, args.catalog) for n in args.attempts)
     for result in runs:
-        line = json.dumps(result)
+        line = json.dumps({"what": args.command} | result | machine())
         print(line, flush=True)
         if args.output:
             with args.output.open("a") as file:

@@ -168,7 +168,7 @@ _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False
 
 
 #: In a session of our own nobody looks at Ray's records of tasks and its metrics, which cost a millisecond of CPU an attempt.
-_WITHOUT_DASHBOARD = {"RAY_task_events_report_interval_ms": "0", "RAY_enable_metrics_collection": "0"}
+LEAN = {"RAY_task_events_report_interval_ms": "0", "RAY_enable_metrics_collection": "0"}
 
 
 def start_session(address: str, num_cpus: int) -> str:
@@ -179,7 +179,7 @@ def start_session(address: str, num_cpus: int) -> str:
     if address != "local":
         join_cluster(address)
         return ""
-    os.environ.update(_WITHOUT_DASHBOARD)
+    os.environ.update(LEAN)
     context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **_QUIET)
     return str(context.address_info["session_dir"])
 

@@ -19,12 +19,14 @@ from generator.canonical import digest_text
 from generator.spec import AttentionSpec, SpecError
 from generator.targets import find_target
 from generator.tl.ir import Program
-from generator.tl.printer import print_program
+from generator.tl.printer import print_program, program_hash
 from generator.tuning import Choice, Holes, neighbours, ordered_choices, with_choice
 
 Attempt = Callable[[Job], Awaitable[Row]]
 #: A search of so many candidates goes through tile sizes alone.
 SMALL_SEARCH = 4
+#: Programs of which the order of tile sizes is remembered.
+KEPT_ORDERS = 256
 #: What the harness of attempts is called besides that are run under the sanitizer too: they are other attempts.
 SANITIZED = "+sanitizer"
 
@@ -92,6 +94,7 @@ class RuleSearch:
     versions: Versions
     author: RuleAuthor = field(default_factory=RuleAuthor)
     history: History = field(default_factory=History)
+    _orders: dict[tuple[str, str], list[Holes]] = field(default_factory=dict)
 
     #: As many problems are open as the executor can work on.
     width: ClassVar[int] = 0
@@ -124,7 +127,7 @@ class RuleSearch:
     async def _explore(self, first: FirstRung, spec: AttentionSpec, target: str, code: Program, device_key: str | None) -> None:
         """Fills the first rung; what its rows say is added to the history."""
         versions, sheet = (self.versions.translator, self.versions.harness.removesuffix(SANITIZED)), find_target(target)
-        tiles = ordered_choices(code, sheet, {})
+        tiles = self._ordered(code, target)
         tried = self.history.tried(spec, target, device_key, versions)
         learnt = self.history.promising(spec, target, device_key)[: max(1, first.wanted // 2)]
         led = [c for c in (*tried, *learnt) if {name: c.get(name) for name in tiles[0]} in tiles]
@@ -140,6 +143,15 @@ class RuleSearch:
             await first.reconsider()
         for choice, row in first.asked:
             self.history.add(spec, target, device_key, choice, row, versions)
+
+    def _ordered(self, code: Program, target: str) -> list[Holes]:
+        """Ordering them takes a second of CPU, and the specs of a family share their code, whatever their lengths."""
+        name = (program_hash(code), target)
+        if name not in self._orders:
+            if len(self._orders) >= KEPT_ORDERS:
+                self._orders.clear()
+            self._orders[name] = ordered_choices(code, find_target(target), {})
+        return self._orders[name]
 
     def _job(self, spec: AttentionSpec, target: str, code: Program, choice: Choice, texts: dict[str, str], step: Step) -> Job:
         program = print_program(with_choice(code, choice))
