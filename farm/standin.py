@@ -2,7 +2,9 @@
 
 What a job does is written in its spec's name, as words: `build=0.05` and `prove=1` pause for seconds, `die-build` and `die-prove`
 kill the worker, `reason=wrong_value` ends so, `busy=2` finds the device taken twice, `once` lets a fault happen on the first try
-only, `child` leaves a process that sleeps. Not a benchmark of kernels: its rows hold no real times.
+only, `child` leaves a process that sleeps, `bytes=1000` builds a binary of that size. `candidate=hang`, `crash` or `eat` run a real
+child under the limits of a helper, which hangs, crashes or takes all memory. A file `crash-t4` in the shop's cache kills that class's
+actors when they say what they are. Not a benchmark of kernels: its rows hold no real times.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,11 @@ from catalog.schema import make_row
 from farm.devices import LocalDevice
 from farm.jobs import Built, Job, Row, Shop
 from farm.quiet import StillBusy
+from farm.rows import fetched_path
 from farm.rules import CPU_FORMS
-from generator.canonical import digest_text
+from generator.canonical import digest_bytes, digest_text
 from generator.translate.records import Launch
+from verifier.children import Limits, run_limited
 from verifier.records import Binary
 
 VERSION = "standin-1"
@@ -36,18 +41,25 @@ def build(job: Job, shop: Shop) -> Built | Row:
     if job.trouble:
         return row_without_verdict(job, *job.trouble)
     _act("build", job)
-    name = digest_text(job.program)
-    binary = Binary("", name, name, job.target, "none", (), 0.0)
-    return Built(job, Launch("standin", (), ()), binary, {})
+    name, path = digest_text(job.program), ""
+    if size := int(_words(job).get("bytes", 0)):
+        data = (job.program.encode() + b"\n").ljust(size, b"*")
+        name = digest_bytes(data)
+        path = str(Path(shop.cache) / f"{name}.bin")
+        Path(path).write_bytes(data)
+    return Built(job, Launch("standin", (), ()), Binary(path, name, name, job.target, "none", (), 0.0), {})
 
 
 def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     _note(shop, "prove", built.job)
     _act("prove", built.job)
     words = _words(built.job)
-    if counts(shop.cache)["prove"][built.job.key] <= int(words.get("busy", 0)):
+    if "busy" in words and counts(shop.cache)["prove"][built.job.key] <= int(words["busy"]):
         raise StillBusy("process 1 measures on cpu")
-    row = row_without_verdict(built.job, words.get("reason", "ok"), "")
+    if "bytes" in words and not any(p.is_file() for p in _places(built, shop)):
+        return row_without_verdict(built.job, "not_run", "the binary is nowhere")
+    reason, message = _candidate(words["candidate"]) if "candidate" in words else (words.get("reason", "ok"), "")
+    row = row_without_verdict(built.job, reason, message)
     _note(shop, "done", built.job)
     return row
 
@@ -71,6 +83,8 @@ def row_without_verdict(job: Job, reason: str, message: str) -> Row:
 
 def inspect_device(device: str, shop: Shop, expected_class: str = "") -> tuple[LocalDevice, tuple[str, ...]]:
     """A stand-in of the class that is asked for."""
+    if (Path(shop.cache) / f"crash-{expected_class}").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
     return standin_device(device, expected_class or "cpu"), ()
 
 
@@ -81,6 +95,24 @@ def standin_device(device: str, device_class: str) -> LocalDevice:
 
 def devices() -> tuple[LocalDevice, ...]:
     return (standin_device("cpu", "cpu"),)
+
+
+#: What a faulty candidate does -> its program. All of them end by the limits of `_candidate` at the latest.
+CANDIDATES = {
+    "hang": "import time; time.sleep(600)",
+    "crash": "import os; os.abort()",
+    "eat": "held = []\nwhile True: held.append(bytearray(1 << 24))",
+}
+
+
+def _candidate(what: str) -> tuple[str, str]:
+    """Reason and message of a faulty candidate, in a child that is killed as compilers are."""
+    ended = run_limited([sys.executable, "-c", CANDIDATES[what]], Limits(wall_s=1.0, memory_bytes=512 << 20))
+    return ("timeout", "1 s is over") if ended.how == "timeout" else ("crash", f"exit code {ended.code}: {ended.log[-100:]}")
+
+
+def _places(built: Built, shop: Shop) -> tuple[Path, Path]:
+    return Path(built.binary.path), fetched_path(shop.cache, built.binary.hash)
 
 
 def _words(job: Job) -> dict[str, str]:
