@@ -101,8 +101,8 @@ def _check_rows(catalog: Catalog, errors: list[str], counts: dict[str, int]) -> 
         notes.append(f"{superseded} superseded attempts are kept as history")
     if fenced := view.resolved.fenced:
         notes.append(f"{fenced} rows of superseded runs are dropped")
-    ended = everything.group_by("run_id").aggregate([("attempt_key", "count_distinct")]).to_pylist()
-    rows_of = {row["run_id"]: row["attempt_key_count_distinct"] for row in ended}
+    ended = everything.group_by("run_id").aggregate([("row_id", "count_distinct")]).to_pylist()  # each try is a row
+    rows_of = {row["run_id"]: row["row_id_count_distinct"] for row in ended}
     fenced_runs = {fence.run_id for fence in view.snapshot.fences}  # of these, readers drop rows on purpose
     for run in marks.read_all(catalog.location, marks.RUNS, marks.RunRecord):
         if run.run_id in fenced_runs:

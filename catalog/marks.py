@@ -55,7 +55,7 @@ class Revocation:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """What one run of a sweep set out to do. planned = its terminal rows + cached (attempts that earlier runs had finished)."""
+    """What a run of a sweep set out to do. planned = its terminal rows (one a try) + cached (attempts that had ended before)."""
 
     run_id: str
     sweep_id: str

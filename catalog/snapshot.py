@@ -12,6 +12,8 @@ from catalog.errors import DamagedFile
 from catalog.locations import Location
 from catalog.parts import PartName
 
+#: Marks a folder as a catalog.
+MARKER = "catalog.json"
 ROWS = "rows"
 JOURNALS = "journal"
 _CURE = "restore from a copy, or `farm catalog verify --drop-damaged` goes on without their rows"

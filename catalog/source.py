@@ -34,7 +34,7 @@ def open_source(catalog: Any, signers: tuple[str, ...] = ()) -> Source | Reason:
     if isinstance(catalog, Source):
         return catalog
     from catalog.errors import StorageError
-    from catalog.store import MARKER
+    from catalog.snapshot import MARKER
     from catalog.store import Catalog as OpenCatalog
     from catalog.store import open as open_catalog
 

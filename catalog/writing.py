@@ -16,12 +16,12 @@ from types import TracebackType
 from typing import Any
 
 from catalog import journal, marks
-from catalog.errors import CatalogError, FencedRun, StorageError
+from catalog.errors import CatalogError, FencedRun, StorageError, storage_errors
 from catalog.journal import JournalWriter
 from catalog.locations import Location
 from catalog.parts import PartName, publish
 from catalog.schema import COLUMNS, make_row, seal_row
-from catalog.snapshot import COMPACTED, JOURNALS, ROWS, Snapshot
+from catalog.snapshot import COMPACTED, JOURNALS, MARKER, ROWS, Snapshot
 
 #: A journal is sealed when it has this many rows, bytes or seconds, whichever comes first, and when its writer closes.
 SEAL_ROWS = 1000
@@ -91,6 +91,8 @@ class Writer:
             ]
             if self._journal.is_broken:
                 self._next_journal()
+            if not self._journal.num_bytes:
+                check_there(self._location)
             self._journal.append(sealed)
             self._sequence += len(sealed)
             if self._is_full():
@@ -133,6 +135,7 @@ class Writer:
 
     def _seal(self) -> None:
         if self._journal.num_rows or self._unsealed:
+            check_there(self._location)
             check_fence(self._location, self.run_id)
         if self._journal.num_rows:
             self._next_journal()
@@ -150,6 +153,14 @@ class Writer:
             self._journal.close()
         self._journal = JournalWriter(self._folder, self.run_id, self.writer_id, self._journal.counter + 1)
         self._opened = time.monotonic()
+
+
+def check_there(location: Location) -> None:
+    """Raises StorageError where the catalog is gone: where a shared folder is not mounted, none must be made in its place."""
+    with storage_errors("looking for the catalog", location.uri):
+        if location.exists(MARKER):
+            return
+    raise StorageError(f"{location.uri}: the catalog is not there now; is its folder mounted? Rows stored before are whole")
 
 
 def check_fence(location: Location, run_id: str) -> None:

@@ -2,9 +2,9 @@
 
 What a job does is written in its spec's name, as words: `build=0.05` and `prove=1` pause for seconds, `die-build` and `die-prove`
 kill the worker, `reason=wrong_value` ends so, `busy=2` finds the device taken twice, `once` lets a fault happen on the first try
-only, `child` leaves a process that sleeps, `bytes=1000` builds a binary of that size. `candidate=hang`, `crash` or `eat` run a real
-child under the limits of a helper, which hangs, crashes or takes all memory. A file `crash-t4` in the shop's cache kills that class's
-actors when they say what they are. Not a benchmark of kernels: its rows hold no real times.
+only, `child` leaves a process that sleeps, `bytes=1000` builds a binary of that size; `candidate=hang`, `crash` or `eat` run a
+real child under the limits of a helper, which hangs, crashes or takes all memory. A file `crash-t4` in the shop's cache kills
+that class's actors when they say what they are. Not a benchmark of kernels: its rows hold no real times.
 """
 
 from __future__ import annotations

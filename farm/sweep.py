@@ -144,7 +144,7 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf = 
                 _run(sweep, plan, shop, functools.partial(authors, plan, shop), endpoint, display, _Watch(status, opened, run_id))
             )
     if not opened.is_fenced(run_id):
-        opened.record_run(run_id, sweep_id, counts.planned, counts.known)
+        opened.record_run(run_id, sweep_id, counts.planned + counts.known, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason, tally.author())
 
 
