@@ -52,12 +52,12 @@ def build(job: Job, shop: Shop) -> Built | Row:
 
 def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     _note(shop, "prove", built.job)
-    _act("prove", built.job)
     words = _words(built.job)
-    if "busy" in words and counts(shop.cache)["prove"][built.job.key] <= int(words["busy"]):
-        raise StillBusy("process 1 measures on cpu")
     if "bytes" in words and not any(p.is_file() for p in _places(built, shop)):
         return row_without_verdict(built.job, "not_run", "the binary is nowhere")
+    _act("prove", built.job)
+    if "busy" in words and counts(shop.cache)["prove"][built.job.key] <= int(words["busy"]):
+        raise StillBusy("process 1 measures on cpu")
     reason, message = _candidate(words["candidate"]) if "candidate" in words else (words.get("reason", "ok"), "")
     row = row_without_verdict(built.job, reason, message)
     _note(shop, "done", built.job)
