@@ -109,7 +109,7 @@ def _check_rows(catalog: Catalog, errors: list[str], counts: dict[str, int]) -> 
             continue
         if (found := rows_of.get(run.run_id, 0)) != run.planned - run.cached:
             expected = f"{run.planned} planned - {run.cached} known before = {run.planned - run.cached}"
-            errors.append(f"run {run.run_id}: {found} attempts ended, expected {expected}")
+            errors.append(f"run {run.run_id}: {found} tries ended, expected {expected}")
     return notes
 
 

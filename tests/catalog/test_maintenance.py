@@ -141,7 +141,7 @@ def sound(cat):
         writer.append_all(rows)
         writer.append(attempt("x", "lost_node", program_hash=rows[0]["program_hash"]))
         writer.append(attempt("x", "wrong_value", attempt_no=2, program_hash=rows[0]["program_hash"]))
-    cat.record_run("r1", "sweep", planned=6, cached=2)
+    cat.record_run("r1", "sweep", planned=7, cached=2)  # a second try is planned, too
 
 
 def test_a_sound_catalog_is_clean(cat):
@@ -165,7 +165,7 @@ def test_every_kind_of_damage_is_named(cat):
         binary,
         "1 artifacts that rows name are missing",
         "stray.parquet: no part of ours",
-        "run r0: 0 attempts ended, expected 9 planned - 1",
+        "run r0: 0 tries ended, expected 9 planned - 1",
     ):
         assert expected in text
     assert len(audit.verify(cat, artifacts=False).errors) == 2
