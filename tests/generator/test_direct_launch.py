@@ -3,6 +3,8 @@
 import copy
 import dataclasses
 import json
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,8 +15,9 @@ from generator.binding import bind
 from generator.canonical import canonical_json
 from generator.spec import AttentionSpec, Rule
 from generator.targets import find_target
-from generator.translate.direct import NotALaunch, read_direct, read_launch
+from generator.translate.direct import CPU_FIELDS, CUDA_FIELDS, NotALaunch, read_direct, read_launch
 from generator.translate.direct.reading import MAX_TEXT
+from generator.translate.direct.tensor_maps import MAP_FIELDS
 from generator.translate.records import Launch, Translated, launch_from_plain
 from verifier.cuda_arguments import PlacedTensor, make_call
 
@@ -80,6 +83,15 @@ def test_the_causal_one_takes_tiles_from_a_queue():
     assert isinstance(launch, Launch), launch
     assert launch.target_facts["workspace"] == {"bytes": 4, "zeroed": True, "exclusive": True}
     assert isinstance(read_direct(device_source(), launch_text(causal=True), SPEC, find_target("sm_90a")), Translated)
+
+
+def test_the_page_shows_every_field_and_descriptions_that_are_read():
+    page = (Path(__file__).parents[2] / "docs/direct_author.md").read_text()
+    for name in (*CPU_FIELDS, *CUDA_FIELDS, *MAP_FIELDS):
+        assert f"`{name}`" in page, name
+    cpu, cuda = re.findall(r"```json\n(.*?)```", page, re.DOTALL)
+    assert isinstance(found := read(cpu, "cpu-avx2"), Launch), str(found)
+    assert isinstance(found := read(cuda, "sm_90a"), Launch), str(found)
 
 
 WRONG_CPU = [
