@@ -21,7 +21,7 @@ $(VENV)/bin/python:
 
 # A stamp is newer than what it was installed from; a second `make` installs nothing.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(INSTALL) --editable .
+	$(INSTALL) --editable '.[sql]'
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -13,10 +13,14 @@ import time
 import warnings
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import catalog
 from catalog.integrations.transformers import register
+
+try:
+    from transformers import LlamaConfig, LlamaForCausalLM
+except ImportError:
+    raise SystemExit("this example needs transformers: pip install transformers") from None
 
 
 def make_model(attention: str, layers: int, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> LlamaForCausalLM:

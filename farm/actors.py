@@ -103,11 +103,9 @@ def here(shop: Shop) -> Shop:
     """The shop on this node: where its driver named no cache, the one of this node's own settings."""
     if shop.cache:
         return shop
-    from farm.config import load_config
+    from farm.config import load_config, usable_cache
 
-    cache = load_config().cache
-    cache.mkdir(parents=True, exist_ok=True)
-    return replace(shop, cache=str(cache))
+    return replace(shop, cache=str(usable_cache(load_config())))
 
 
 def bring(built: Built, data: Any, cache: str) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from catalog.settings import default_location
+from farm.console import InputError
 
 #: Variable -> what it sets; FARM_CATALOG is the loader's too.
 VARIABLES = {
@@ -23,6 +24,18 @@ class Config:
     cache: Path
     catalog: str
     debug: bool
+
+
+def usable_cache(config: Config) -> Path:
+    """The folder for compiled binaries, made where there is none. Raises InputError where it cannot be."""
+    try:
+        config.cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        cure = "export FARM_CACHE=/a/folder/of/yours"
+        raise InputError(
+            "FARM_CACHE", f"{config.cache}: cannot be made ({(error.strerror or str(error)).lower()}); {cure}"
+        ) from None
+    return config.cache
 
 
 def load_config(environ: Mapping[str, str] = os.environ) -> Config:

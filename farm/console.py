@@ -61,7 +61,9 @@ def guard(app: Callable[..., Any]) -> int:
     except typer.Exit as error:
         return error.exit_code
     except _UsageProblem as error:
-        fail(error.format_message().rstrip(".") + _hint(error))  # type: ignore[attr-defined]
+        said = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        if said:  # none for a command alone, whose help was printed
+            fail(said + _hint(error))
         return EXIT_INPUT
     except (typer.Abort, KeyboardInterrupt):
         fail("stopped")

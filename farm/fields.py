@@ -220,7 +220,9 @@ def read_document(text: str, file: str) -> Reader:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise refuse(f"not YAML: {error.problem or error.context or 'cannot be read'}", line) from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except RecursionError:
+        raise refuse("nested deeper than 50 levels") from None
+    except yaml.YAMLError as error:
         raise refuse(f"not YAML: {str(error).splitlines()[0] or type(error).__name__}") from None
     finally:
         loader.dispose()

@@ -71,7 +71,7 @@ def selftest(
 ) -> None:
     """Traps have to be refused, each for its reason, and a known good kernel accepted. Exit code 1 when one is not."""
     from farm.config import load_config
-    from verifier.environment import NoDevice
+    from verifier.environment import NoDevice, device_key
     from verifier.selftest import Check, passed
     from verifier.selftest import selftest as run_selftest
 
@@ -82,6 +82,7 @@ def selftest(
             typer.echo(f"{word}  {check.name}: {found} ({check.seconds:.1f} s)")
 
     try:
+        device_key(device)  # before anything is printed
         checks = run_selftest(load_config().cache, quick=quick, progress=show, device=device)
     except NoDevice as error:
         raise InputError("--device", str(error).removeprefix("device: ")) from None

@@ -10,7 +10,7 @@ from typing import Any
 
 from catalog.store import Catalog
 from farm import rows, stages
-from farm.config import load_config
+from farm.config import load_config, usable_cache
 from farm.console import InputError
 from farm.devices import arch_for, device_for, devices_here
 from farm.jobs import Built, Job, Row, Shop, new_run_id
@@ -117,8 +117,7 @@ def again(opened: Catalog, stale: Sequence[Row], say: Callable[[str], None]) -> 
     Rows of other devices are left for those. Binaries are those of the stored sources.
     """
     config, here = load_config(), {device.key for device in devices_here()}
-    config.cache.mkdir(parents=True, exist_ok=True)
-    shop = Shop(opened.uri, str(config.cache), "verify-again")
+    shop = Shop(opened.uri, str(usable_cache(config)), "verify-again")
     results = []
     with opened.writer(new_run_id()) as writer:
         for number, row in enumerate(stale, 1):

@@ -59,7 +59,12 @@ def _arguments(
     if dtype not in _DTYPES:
         raise InputError("--dtype", f"expected one of {', '.join(_DTYPES)}, found {dtype!r}")
     shapes = [(heads, seqlen_q, int(dims[1])), (kv_heads, seqlen_k, int(dims[1])), (kv_heads, seqlen_k, int(dims[2] or dims[1]))]
-    tensors = [torch.empty(batch, *shape, dtype=getattr(torch, _DTYPES[dtype])) for shape in shapes]
+    if not all((batch, heads, seqlen_q, seqlen_k, kv_heads)) or heads % kv_heads:
+        raise InputError("CALL", f"expected numbers of at least 1, heads a multiple of key heads, found {call!r}")
+    try:
+        tensors = [torch.empty(batch, *shape, dtype=getattr(torch, _DTYPES[dtype])) for shape in shapes]
+    except RuntimeError:
+        raise InputError("CALL", f"{call}: its tensors do not fit into this machine's memory") from None
     match function:
         case "scaled_dot_product_attention":
             if window or softcap:
@@ -131,11 +136,10 @@ def logs(
 
 
 def _shop(catalog: str, variants: str | None, sanitize: bool) -> Shop:
-    from farm.config import load_config
+    from farm.config import load_config, usable_cache
     from farm.jobs import Shop
     from farm.variants import load_variants
 
-    cache = load_config().cache
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = usable_cache(load_config())
     path = load_variants(variants).path if variants else None
     return Shop(catalog, str(cache), "reproduce", path, sanitize=sanitize)

@@ -17,7 +17,7 @@ from catalog import store
 from catalog.errors import FencedRun, StorageError
 from catalog.store import Catalog
 from farm.authors import Author, AuthorOf, author_of, endpoint_of
-from farm.config import Config
+from farm.config import Config, usable_cache
 from farm.console import InputError
 from farm.devices import devices_here
 from farm.executors import Executor, stages_of
@@ -122,7 +122,7 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf = 
         check_sanitizer(plan.targets)
     checked = _preflight(plan, options)  # before anything is written
     opened = store.open(options.catalog, create=True)
-    config.cache.mkdir(parents=True, exist_ok=True)
+    usable_cache(config)
     run_id = new_run_id()
     sweep_id = f"{plan.name}-{digest(dataclasses.asdict(plan))[:8]}"
     superseded = opened.start_run(run_id, sweep_id, "cluster" if options.on_cluster else socket.gethostname())

@@ -59,7 +59,10 @@ def _load(path: Path) -> Arrays:
         with np.load(path, allow_pickle=False) as file:
             return dict(file)
     except (OSError, ValueError) as error:
-        raise InputError("--inputs", f"{path}: expected arrays in NumPy's .npz form ({str(error).splitlines()[0]})") from None
+        why = error.strerror or "" if isinstance(error, OSError) else ""
+        raise InputError(
+            "--inputs", f"{path}: expected arrays in NumPy's .npz form" + (f" ({why.lower()})" if why else "")
+        ) from None
 
 
 def _attention(program: Program, spec: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:

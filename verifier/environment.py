@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import platform
+import re
 import socket
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -63,7 +64,11 @@ class DeviceKey:
 
 def device_key(device: str = "cpu") -> DeviceKey:
     """The key of "cpu", or of a GPU by its number or UUID ("cuda:0", "GPU-..."). Raises NoDevice."""
-    return _cpu_key() if device == "cpu" else _gpu_key(device)
+    if device == "cpu":
+        return _cpu_key()
+    if not re.fullmatch(r"cuda(:\d+)?|(GPU|MIG)-[\w/-]+", device):
+        raise NoDevice(f"device: expected cpu, a GPU such as cuda:0, or a GPU's UUID, found {device!r}")
+    return _gpu_key(device)
 
 
 # -------------------------------------------------------------------------------------------------------------- the CPU

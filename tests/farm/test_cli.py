@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[2]
 CAUSAL = str(ROOT / "examples/tl/causal.tl")
 
 
-def farm(*args: str, timeout: float = 60, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    path = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
+def farm(*args: str, timeout: float = 60, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    path = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""} | variables
     command = [sys.executable, "-m", "farm", *args]
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | path)
 
@@ -71,6 +71,11 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("catalog", "list", "--catalog", "none"), "catalog: there is no catalog at"),
         (("report", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
         (("variants", "."), "cannot be read: is a directory"),
+        (("selftest", "--device", "gpu"), "--device: expected cpu, a GPU such as cuda:0, or a GPU's UUID, found 'gpu'"),
+        (("explain", "1x32/7x777"), "CALL: expected numbers of at least 1, heads a multiple of key heads, found '1x32/7x777'"),
+        (("explain", "0x32x777"), "CALL: expected numbers of at least 1"),
+        (("explain", f"1x32x{2**40}"), "its tensors do not fit into this machine's memory"),
+        (("tl", "run", CAUSAL, "--inputs", CAUSAL), "causal.tl: expected arrays in NumPy's .npz form"),
         (("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"), "--output: none/x.cpp: cannot be written"),
         (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such file"),
         (("explain", "1x32/8x777", "--dim", "0"), "--dim: expected HEAD_DIM or HEAD_DIM/HEAD_DIM_V, found '0'"),
@@ -86,3 +91,22 @@ def test_bad_arguments_are_one_line_and_leave_nothing(args: tuple[str, ...], mes
 def test_dry_run_lists_problems() -> None:
     done = farm("sweep", "--dry-run", "--json")
     assert done.returncode == 0 and {p["target"] for p in json.loads(done.stdout)} == {"cpu"}
+
+
+def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    done = farm("sweep", "--executor", "local", "--catalog", str(tmp_path / "catalog"), FARM_CACHE="/proc/none")
+    assert done.returncode == 2 and done.stderr.startswith("farm: FARM_CACHE: /proc/none: cannot be made"), done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_command_alone_prints_its_help_and_nothing_else() -> None:
+    done = farm()
+    assert "Usage" in done.stdout + done.stderr and "farm:" not in done.stderr
+
+
+def test_one_rule_for_the_catalog_that_nobody_names(tmp_path: Path) -> None:
+    own = {"XDG_DATA_HOME": str(tmp_path), "FARM_CATALOG": ""}, tmp_path / "kernel-farm/catalog"
+    for environ, where in (own, ({"FARM_CATALOG": "/no/such"}, "/no/such")):
+        for command in (("catalog", "list"), ("explain", "1x2x3")):
+            done = farm(*command, **environ)
+            assert done.returncode == 2 and f"there is no catalog at {where}" in done.stderr, (command, done.stderr)

@@ -19,7 +19,9 @@ _DTYPES = {"fp32": 0, "fp16": 1, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """reason and check: what the verdict has to say; no check: any, where leftover memory decides which. caught_by: which of the two sees it; quick: part of the short self-test."""
+    """reason and check: what the verdict has to say; no check: any, where leftover memory decides which. caught_by: which of the
+    two sees it; quick: part of the short self-test.
+    """
 
     name: str
     reason: str
