@@ -74,12 +74,6 @@ class Summary:
     def any_verified(self) -> bool:
         return any(row["reason_code"] == "ok" for row in self.tally.best.values())
 
-    @property
-    def all_built(self) -> bool:
-        """Every problem's binary is there, and no device that runs it: all that could be done."""
-        best = self.tally.best.values()
-        return bool(best) and all(row["reason_code"] == "compiled_unverified" for row in best)
-
     def plain(self) -> dict[str, Any]:
         """The summary for scripts. planned = the sum of by_reason, always; known ended in an earlier start."""
         return {

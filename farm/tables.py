@@ -28,8 +28,6 @@ def print_summary(summary: Summary) -> None:
         print(f"{summary.author}.")
     if summary.stop_reason:
         print(f"Not finished: {summary.stop_reason}. The same command goes on from here.")
-    if summary.all_built:
-        print("No device here runs these targets: the binaries are kept unverified; `farm catalog show` tells of each.")
     if summary.any_verified:
         print(f'\nLoad the result in Python:\n\n    import catalog; catalog.configure(catalog="{summary.catalog}")')
         print("    out = catalog.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -105,31 +104,3 @@ def test_a_missing_sanitizer_is_told_before_the_sweep_and_in_rows(shop: Shop, mo
     with pytest.raises(InputError, match="--sanitize: compute-sanitizer was not found"):
         sweep.check_sanitizer(("sm_80",))
     sweep.check_sanitizer(("cpu",))
-
-
-@needs_nvrtc
-@pytest.mark.skipif(device_for("sm_80") is not None, reason="a GPU is here")
-def test_a_sweep_over_every_card_on_a_machine_without_one(tmp_path, monkeypatch, capsys) -> None:
-    """As a user runs it: every row ends compiled and unverified, with what the compiler and the machine code tell."""
-    import sys
-
-    from farm.cli import app
-    from farm.console import guard
-
-    plan = tmp_path / "plan.yaml"
-    plan.write_text(
-        "targets: [cpu]\nmodels:\n"
-        "  - {name: tiny, num_heads: 2, head_dim: 64, masks: [causal], dtypes: [fp16], seqlens: [128]}\ntuning: {candidates: 1}\n"
-    )
-    monkeypatch.setenv("FARM_CACHE", str(tmp_path / "cache"))
-    command = f"farm sweep {plan} --targets sm_75,sm_80,sm_90a --executor local --quiet --catalog {tmp_path / 'catalog'}"
-    monkeypatch.setattr(sys, "argv", command.split())
-    assert guard(app) == 0
-    assert "3 attempts" in (out := capsys.readouterr().out) and "3 compiled_unverified" in out and "kept unverified" in out
-    found = store.open(tmp_path / "catalog").rows(("target", "reason_code", "registers", "spill_bytes", "resources")).to_pylist()
-    tensor = {"sm_75": "HMMA.1688", "sm_80": "HMMA.16816", "sm_90a": "HGMMA"}
-    assert {row["target"] for row in found} == set(tensor)
-    for row in found:
-        assert row["reason_code"] == "compiled_unverified" and row["registers"] > 0 and row["spill_bytes"] is not None
-        mix = json.loads(row["resources"]).get("instructions")
-        assert mix is None or mix[tensor[row["target"]]] > 0

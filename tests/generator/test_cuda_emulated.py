@@ -118,6 +118,19 @@ def test_stages_and_operands_in_registers(tmp_path: Path) -> None:
         check(spec("bf16", 40, 100, masks=CAUSAL), "sm_80", tmp_path, {"BM": 32, "BN": 16}, stages="2", resident=resident)
 
 
+ORDERS: dict[str, dict[str, str]] = {
+    "rotated": {}, "one slot": {"stages": "1"}, "three slots": {"stages": "3", "resident": "on"},
+    "turns": {"pingpong": "on"}, "turns, three slots": {"pingpong": "on", "stages": "3"}, "program order": {"rotate": "off"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("hints", ORDERS.values(), ids=ORDERS)
+def test_orders_of_products_and_other_code(hints: dict[str, str], tmp_path: Path) -> None:
+    """Products an iteration ahead, two groups of warps in turn, or as the program has them; edges on both sides, no key."""
+    for masks, rows, keys in (((Rule.make("window", left=20),), 70, 60), (CAUSAL, 40, 20)):
+        check(spec("bf16", rows, keys, masks=masks), "sm_80", tmp_path, {"BM": 64, "BN": 16}, warps="4", **hints)
+
+
 def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:
     """Scores near -1e5, a weight near 1 in most rows: the product of maximum and scale is rounded, and with it that weight."""
     of = spec("fp16", 40, 70, masks=CAUSAL)

@@ -139,6 +139,33 @@ def test_sm_90a_falls_back_to_mma_with_a_reason() -> None:
     assert translated(source("attention", "sm_90a"), "sm_90a").launch.target_facts["family"] == "wgmma"
 
 
+@pytest.mark.parametrize(
+    ("m", "n", "hints", "order", "slots"),
+    [
+        (128, 48, {}, "rotated", 2),  # 200 registers of tiles and operands
+        (128, 64, {}, "program", 1),  # 224: would spill
+        (128, 64, {"rotate": "on"}, "rotated", 1),  # K in one slot: two blocks have to fit a multiprocessor
+        (128, 48, {"rotate": "off"}, "program", 1),
+        (256, 64, {}, "turns", 2),
+        (256, 64, {"stages": "3"}, "turns", 3),
+        (256, 64, {"pingpong": "off"}, "program", 1),
+        (256, 112, {}, "program", 1),  # two slots of it are more than a block has
+    ],
+)
+def test_loops_overlap_where_it_fits(m: int, n: int, hints: dict[str, str], order: str, slots: int) -> None:
+    program = authored(AttentionSpec(4, 2, 128, 128, 1, 512, 512, "bf16"), "sm_80", m, n)
+    out = translated(Program(program.name, program.stage, (*(Hint(k, v) for k, v in hints.items()), *program.body)), "sm_80")
+    assert (out.schedule["orders"], out.schedule["slots"]["K"]) == ([order], slots)
+    assert ("bar_sync(1, THREADS);" in out.source) == (order == "turns")
+
+
+def test_warps_pass_over_tiles_only_where_both_ends_move() -> None:
+    for name, passes in (("window", True), ("causal", False), ("prefix", False), ("document", False)):
+        rule = Rule.make(name, **{"window": {"left": 99}, "prefix": {"length": 50}}.get(name, {}))
+        spec = AttentionSpec(4, 2, 64, 64, 1, 512, 512, "bf16", (rule,))
+        assert ("own0.has(" in translated(authored(spec, "sm_80", 128, 128), "sm_80").source) == passes, name
+
+
 def test_sources_need_no_header() -> None:
     for target in CUDA:
         assert "#include" not in translated(source("attention", target, **TILES[target]), target).source

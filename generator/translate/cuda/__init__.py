@@ -73,6 +73,8 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
     schedule = {
         **u.analysis.to_plain(),
         "notes": [*([why] if why else []), *kernel.notes],
+        "orders": kernel.orders,
+        "slots": {t.name: t.stages for t in u.tiles.values()},
         "warps": kernel.shape.warps,
         "row_blocks": kernel.shape.row_blocks,
     }

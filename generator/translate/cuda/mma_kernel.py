@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from generator.tl.ir import Compute, Copy, For, Gemm, If, Reshape, Stmt, walk_statements
+from generator.tl.ir import Compute, Copy, For, Gemm, If, Op, Reshape, Stmt, walk, walk_statements
 from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.elementwise import PLAIN, Setting
 from generator.translate.cuda.epilogue import write_alignment, write_store
 from generator.translate.cuda.grid import has_edges, live_rows, longest_first, write_decode, write_full, write_range
+from generator.translate.cuda.mma_overlap import order_of, pipeline, slots_of
+from generator.translate.cuda.mma_pipeline import COLUMN_UNIT, iteration
 from generator.translate.cuda.mma_tiles import (
     Point,
     contraction,
@@ -23,16 +25,15 @@ from generator.translate.cuda.mma_tiles import (
     points,
     reads_shared,
     shared_copies,
-    slot,
 )
 from generator.translate.cuda.parameters import Parameters, add_program, write_addresses, write_extents
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.registers import write_declarations, write_initial, write_statement
 from generator.translate.cuda.unit import Unit, round_up
 from generator.translate.passes import LoopPlan
-from generator.translate.passes.scope import defs_of, uses, uses_of
+from generator.translate.passes.ranges import ROW_FIRST, ROW_LAST
+from generator.translate.passes.scope import uses
 
-COLUMN_UNIT = 16  # columns of register tiles are padded to the width of two products
 MAX_REGISTERS = 255
 
 
@@ -63,6 +64,7 @@ class MmaKernel:
     dirty: bool = False  # shared memory was read since the last barrier
     loop_count: int = 0
     notes: list[str] = field(default_factory=list)
+    orders: list[str] = field(default_factory=list)  # of each loop: see `mma_overlap.Order`; "in place" where copies wait
 
     # ------------------------------------------------------------------------------------------------- the whole
 
@@ -115,10 +117,13 @@ class MmaKernel:
         w("}")
 
     def _stages(self) -> dict[str, int]:
-        """Slots of each tile: enough that the copy for a later place never meets a reader (see `_distance`)."""
+        """Slots of each tile: enough that the copy for a later place never meets a reader (see `distance`)."""
         out: dict[str, int] = {}
         for plan in self.u.analysis.loops:
             if (found := points(self.u, plan.loop)) is not None:
+                if (order := order_of(self, plan)) != "program":
+                    out |= {n: max(out.get(n, 1), stages) for n, stages in slots_of(self, plan, order).items()}
+                    continue
                 wanted = int(self.u.program.hints.get("stages", "0"))
                 least = 2 if len(found) == 1 else 1
                 most = 4 if self.asynchronous else least
@@ -127,7 +132,7 @@ class MmaKernel:
                         out[c.into] = max(out.get(c.into, 1), min(max(wanted, least), most))
         return out
 
-    def _distance(self, found: list[Point]) -> int:
+    def distance(self, found: list[Point]) -> int:
         """How many places ahead copies are started: tiles with s slots and n places an iteration allow n s - 1."""
         stages = min(self.u.tiles[c.into].stages for p in found for c in p.copies)
         return max(1, len(found) * stages - 1) if self.asynchronous else 1
@@ -226,50 +231,74 @@ class MmaKernel:
         if found is None:
             if shared_copies(s.body):
                 self.notes.append(f"loop {s.var}: copies are waited for where they stand, since its body is not straight")
+            self.orders.append("in place")
             self._simple_loop(plan, k)
         else:
-            _Pipeline(self, plan, k, found).write()
+            self.orders.append(order_of(self, plan))
+            pipeline(self, plan, k, found).write()
         for name in sorted(plan.schedule.deferred):
             w(f"FOR_ROWS {names.tile(name)}[t][r] = quad_sum({names.tile(name)}[t][r]);  // the parts of a row's sum together")
         w("}")
 
     def _simple_loop(self, plan: LoopPlan, k: int) -> None:
         self.settle()
-        self._segments(plan, k, lambda setting: self._simple_body(plan, k, setting))
+        self.segments(plan, k, lambda setting: self._simple_body(plan, k, setting))
 
     def _simple_body(self, plan: LoopPlan, k: int, setting: Setting) -> None:
         self.u.w(f"const int {names.loop_variable(plan.loop.var)} = {iteration(plan, k, f'it{k}')};")
         self.body(plan.loop.body, setting)
         self.settle()
 
-    def _segments(self, plan: LoopPlan, k: int, body: Callable[[Setting], None]) -> None:
+    def segments(self, plan: LoopPlan, k: int, body: Callable[[Setting], None], peeled: bool = False) -> None:
         """The loop in up to three parts: edges, where tests are made, and the middle, where all are true."""
         w, r = self.u.w, plan.range
         edge = Setting(deferred=frozenset(plan.schedule.deferred))
         middle = Setting(frozenset(plan.split), None, edge.deferred)
-        w(f"int it{k} = 0;")
+        w(f"int it{k} = {int(peeled)};")
         if not plan.split or not has_edges(r):
-            self._part(k, f"count{k}", lambda: body(edge))
+            self._part(plan, k, f"count{k}", body, edge)
             return
         write_full(self.u, plan, f"range{k}", f"full_lo{k}", f"full_hi{k}", "0", "live - 1")
         below, above = f"range{k}.before(full_lo{k})", f"range{k}.before(full_hi{k})"
         begin, end = (f"count{k} - {above}", f"count{k} - {below}") if plan.loop.reversed else (below, above)
         w(f"const int begin{k} = {begin}, end{k} = max(begin{k}, {end});")
         first, last = (r.has_edge_above, r.has_edge_below) if plan.loop.reversed else (r.has_edge_below, r.has_edge_above)
+        if first and plan.loop.reversed and peeled and r.edge_above is not None and r.edge_above <= 1:
+            first = False
         if first and last:
             w("// the edge before the middle, the middle, the edge behind it", "#pragma unroll 1")
             w("for (int pass = 0; pass < 2; ++pass) {")
-            self._part(k, f"(pass ? count{k} : begin{k})", lambda: body(edge))
-            self._part(k, f"end{k}", lambda: body(middle))
+            self._part(plan, k, f"(pass ? count{k} : begin{k})", body, edge)
+            self._part(plan, k, f"end{k}", body, middle)
             w("}")
         elif first:
-            self._part(k, f"begin{k}", lambda: body(edge))
-            self._part(k, f"count{k}", lambda: body(middle))
+            self._part(plan, k, f"begin{k}", body, edge)
+            self._part(plan, k, f"count{k}", body, middle)
         else:
-            self._part(k, f"end{k}", lambda: body(middle))
-            self._part(k, f"count{k}", lambda: body(edge))
+            self._part(plan, k, f"end{k}" if last else f"count{k}", body, middle)
+            if last:
+                self._part(plan, k, f"count{k}", body, edge)
 
-    def _part(self, k: int, stop: str, body: Callable[[], None]) -> None:
+    def by_warp(self, plan: LoopPlan, setting: Setting) -> bool:
+        """Whether a warp passes over an edge's tiles that none of its own rows see.
+
+        Worth it where both ends of the range move with the rows: at one end it is always the same warps that have less to do.
+        """
+        r = plan.range
+        moving = [{ROW_FIRST, ROW_LAST} & set(walk(b)) for b in (r.lo, r.hi)]
+        read = any(isinstance(x, Op) and x.fn in ("rows_min", "rows_max") for b in (r.lo, r.hi, *(r.gap or ())) for x in walk(b))
+        return not setting.visible and self.shape.warps > 1 and all(moving) and not read and order_of(self, plan) == "program"
+
+    def _part(self, plan: LoopPlan, k: int, stop: str, body: Callable[[Setting], None], setting: Setting) -> None:
+        own = self.by_warp(plan, setting)
+        if own:
+            self.u.w("{")
+            write_range(self.u, plan, f"own{k}", "warp_row", f"min(warp_row + {16 * self.shape.row_blocks - 1}, live - 1)")
+        self._iterations(k, stop, lambda: body(setting))
+        if own:
+            self.u.w("}")
+
+    def _iterations(self, k: int, stop: str, body: Callable[[], None]) -> None:
         self.u.w("#pragma unroll 1", f"for (; it{k} < {stop}; ++it{k}) {{")
         body()
         self.u.w("}")
@@ -305,117 +334,3 @@ class MmaKernel:
 def _matrices_of(s: Stmt) -> set[str]:
     """Global matrices that a statement reads or writes, by tiles or by elements."""
     return uses(s) | {x.into if x.into_level == "global" else x.source for x in walk_statements((s,)) if isinstance(x, Copy)}
-
-
-def iteration(plan: LoopPlan, k: int, n: str) -> str:
-    """The loop variable's value in the n-th iteration that is run."""
-    return f"range{k}.at(count{k} - 1 - ({n}))" if plan.loop.reversed else f"range{k}.at({n})"
-
-
-# ------------------------------------------------------------------------------------------------------- the pipeline
-
-
-@dataclass
-class _Pipeline:
-    """A straight loop with its copies running ahead by `distance` places."""
-
-    kernel: MmaKernel
-    plan: LoopPlan
-    k: int
-    points: list[Point]
-    distance: int = 0
-
-    def write(self) -> None:
-        kernel, w = self.kernel, self.kernel.u.w
-        self.distance = kernel._distance(self.points)
-        copied = {c.into for p in self.points for c in p.copies}
-        if kernel.dirty:
-            w("__syncthreads();  // every warp is done with the tiles of before")
-            kernel.dirty = False
-        if not kernel.asynchronous:
-            for p in self.points:
-                for c in p.copies:
-                    template, _ = fetch_arguments(kernel.u, c)
-                    w(f"Staged<{template}> staged_{c.into};")
-        w("// the first copies")
-        for ahead in range(self.distance):
-            self.start(ahead, "0", first=True)
-        self.load_resident(copied)
-        kernel._segments(self.plan, self.k, self.body)
-        kernel.resident.clear()
-        if kernel.asynchronous:
-            w("copy_wait<0>();")
-        kernel.dirty = True
-        kernel.pending -= copied
-
-    def start(self, place: int, it: str, first: bool = False) -> None:
-        """Starts the copies of a place, counted from the first place of iteration `it`; none behind the last iteration."""
-        kernel, u, w = self.kernel, self.kernel.u, self.kernel.u.w
-        ahead, point = divmod(place, len(self.points))
-        loop, copies = self.plan.loop, self.points[point].copies
-        n = f"{it} + {ahead}" if ahead else it
-        w(
-            f"if ({n} < count{self.k}) {{" if ahead or first else "{",
-            f"const int {names.loop_variable(loop.var)} = {iteration(self.plan, self.k, n)};",
-        )
-        for c in copies:
-            template, call = fetch_arguments(u, c)
-            if kernel.asynchronous:
-                w(u.comment(c), f"fetch<{template}>({slot(u.tiles[c.into], n)}, {call});")
-            else:
-                w(u.comment(c), f"staged_{c.into}.fetch({call});")
-        w("}")
-        if kernel.asynchronous:
-            w("copy_commit();")
-
-    def load_resident(self, copied: set[str]) -> None:
-        """Left operands that every iteration reads stay in registers where there is room."""
-        kernel, u, w = self.kernel, self.kernel.u, self.kernel.u.w
-        for g in [s for s in self.plan.loop.body if isinstance(s, Gemm)]:
-            if g.a in u.tiles and g.a not in copied and g.a not in kernel.resident and kernel_has_room(kernel, g, self.plan):
-                k = contraction(u, g)
-                if g.a in kernel.pending:
-                    w(f"copy_wait<{self.distance}>();" if kernel.asynchronous else "", "__syncthreads();")
-                w(f"u32 held_{g.a}[MT][{k // 4}];  // {g.a} as an operand, for all iterations")
-                w(f"load_operand<{k}>(held_{g.a}, {kernel.operand_a(g)});")
-                kernel.resident[g.a] = f"held_{g.a}"
-
-    def body(self, setting: Setting) -> None:
-        kernel, w = self.kernel, self.kernel.u.w
-        it = f"it{self.k}"
-        w(f"const int {names.loop_variable(self.plan.loop.var)} = {iteration(self.plan, self.k, it)};")
-        pending = set(kernel.pending)
-        for i, s in enumerate(self.plan.loop.body):
-            for number, p in enumerate(self.points):
-                if p.at == i:
-                    self.arrive(number, it)
-            if isinstance(s, Copy) and s.into_level == "shared":
-                continue
-            kernel.pending = set()
-            kernel.statement(s, setting)
-        kernel.pending = pending
-
-    def arrive(self, number: int, it: str) -> None:
-        """The tiles of a place are here, the slots of a later one free: start its copies."""
-        kernel, u, w = self.kernel, self.kernel.u, self.kernel.u.w
-        for c in self.points[number].copies:
-            kernel.slots[c.into] = slot(u.tiles[c.into], it)
-            if not kernel.asynchronous:
-                w(f"staged_{c.into}.land({kernel.slots[c.into]});")
-        if kernel.asynchronous:
-            w(f"copy_wait<{self.distance - 1}>();")
-        w("__syncthreads();")
-        self.start(number + self.distance, it)
-
-
-def kernel_has_room(kernel: MmaKernel, g: Gemm, plan: LoopPlan) -> bool:
-    """Whether an operand of the loop fits beside its tiles: `Hint resident = on` or `off`, else by counting registers."""
-    hint = kernel.u.program.hints.get("resident")
-    if hint in ("on", "off"):
-        return hint == "on"
-    if g.a_transposed:
-        return False
-    live = {x for s in plan.loop.body for x in defs_of((s,)) | uses_of((s,))}
-    roots = {kernel.u.analysis.storage.get(n, n) for n in live if n in kernel.u.register_tiles() and len(kernel.u.shape(n)) == 2}
-    tiles = sum(round_up(kernel.u.shape(n)[1], COLUMN_UNIT) // 2 for n in roots)
-    return kernel.shape.row_blocks * (tiles + contraction(kernel.u, g) // 4) <= 160

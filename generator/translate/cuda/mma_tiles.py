@@ -41,7 +41,7 @@ def place(u: Unit, stages: dict[str, int]) -> int:
                 "translate_failed", f"{s.into}: rows of a shared tile come in steps of 8 elements, found {cols}", s.span.line
             )
         stored_rows, stored_cols = round_up(rows, 16), round_up(cols, 16)
-        size = round_up(stored_rows * pitch(stored_cols), 128)
+        size = slot_bytes(u, s)
         tile = SharedTile(s.into, matrix, rows, cols, stored_rows, stored_cols, size, stages.get(s.into, 1), offset)
         u.tiles[s.into] = tile
         u.code.shared[s.into] = f"shared_element<{TYPES[matrix.dtype]}, {stored_cols}>({{slot_{s.into}}}, {{r}}, {{c}})"
@@ -52,6 +52,12 @@ def place(u: Unit, stages: dict[str, int]) -> int:
             f"shared memory: {offset} bytes of {u.target.shared_bytes} on {u.target.isa}; choose smaller tiles or fewer stages",
         )
     return offset
+
+
+def slot_bytes(u: Unit, s: Copy) -> int:
+    """Bytes of one slot of a copied tile."""
+    rows, cols = _shape(u, s)
+    return round_up(round_up(rows, 16) * pitch(round_up(cols, 16)), 128)
 
 
 def pitch(stored_cols: int) -> int:

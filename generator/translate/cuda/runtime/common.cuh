@@ -78,6 +78,7 @@ struct Range {
     int x = clamp(j, lo, max(lo, hi));
     return x - lo - clamp(x - glo, 0, gap);
   }
+  DEVICE bool has(int j) const { return j >= lo && j < hi && (j < glo || j >= glo + gap); }
   DEVICE int at(int n) const {  // the n-th iteration, from below
     int j = lo + n;
     return j + (j >= glo ? gap : 0);

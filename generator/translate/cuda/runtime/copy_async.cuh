@@ -14,7 +14,7 @@ DEVICE void fetch(u32 tile, const char* src, i64 pitch, int row, int col, int n0
       const int chunk = tc + c * S::LANES;
       const bool ok = i * S::STEP < left && 8 * c * S::LANES < across && (8 * S::CHUNKS == COLS || 8 * chunk < COLS) && (ROWS == PROWS || r < ROWS);
       if ((PROWS % S::STEP == 0 || r < PROWS) && (S::CHUNKS % S::LANES == 0 || chunk < S::CHUNKS))
-        copy_async16(tile + Shared<PCOLS>::at(r, chunk), ok ? g + c * S::LANES * 16 : src, ok ? 16 : 0);
+        copy_async16(tile + Shared<PCOLS>::at(r, chunk), g + c * S::LANES * 16, ok ? 16 : 0);  // of 0 bytes: no address is read
     }
     g += S::STEP * pitch;
   }

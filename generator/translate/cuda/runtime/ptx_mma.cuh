@@ -31,3 +31,8 @@ DEVICE void copy_async16(u32 to, const char* from, int bytes) {  // what is left
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif
+DEVICE void bar_sync(int id, int n) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory"); }
+// Ties a barrier behind what x was computed from. The word is never written; the test only must not be provably false.
+DEVICE void anchor(float x, u32 scratch) {
+  asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.u32 [%1], %1;\n}\n" ::"f"(x), "r"(scratch) : "memory");
+}

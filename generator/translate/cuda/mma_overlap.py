@@ -1,0 +1,269 @@
+"""Loops of mma.sync kernels that run products beside element-wise code. The orders of copies and barriers; no single statement.
+
+Both need what the passes call a rotated schedule: products that depend on no value of the iteration before (the first ones), and
+products that only add to such values (the second ones), element-wise code between them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from generator.tl.ir import Compute, Copy, Op, walk
+from generator.translate.cuda import names
+from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.mma_pipeline import Pipeline, tile_registers
+from generator.translate.cuda.mma_tiles import Point, fetch_arguments, shared_copies, slot, slot_bytes
+from generator.translate.passes import LoopPlan
+from generator.translate.passes.scope import uses_of
+
+if TYPE_CHECKING:
+    from generator.translate.cuda.mma_kernel import MmaKernel
+
+Order = Literal["turns", "rotated", "program"]
+
+#: Registers of a thread that a rotated loop's tiles and operands may take: more spill, beside addresses and the rows' values.
+ROTATED_WORDS = 200
+#: A block of as many warps has two on every scheduler of a multiprocessor, which can take turns.
+TURNS_WARPS = 8
+
+
+def order_of(kernel: MmaKernel, plan: LoopPlan) -> Order:
+    """How a loop is run: by `Hint pingpong` and `Hint rotate`, else turns in a block of eight warps, rotated where it fits."""
+    hints = kernel.u.program.hints
+    if (
+        plan.schedule.kind != "rotated"
+        or not kernel.asynchronous
+        or _reads(plan, "first") & _reads(plan, "second") & _copied(plan)
+    ):
+        return "program"
+    turns = hints.get("pingpong", "on" if kernel.shape.warps == TURNS_WARPS else "off") != "off"
+    if turns and kernel.shape.warps % 2 == 0 and kernel.shape.warps >= 2 and slots_fit(kernel, plan, 2):
+        return "turns"
+    fits = tile_registers(kernel, plan) + _operand_registers(kernel, plan) <= ROTATED_WORDS
+    return "rotated" if hints.get("rotate", "on" if fits else "off") != "off" else "program"
+
+
+def slots_of(kernel: MmaKernel, plan: LoopPlan, order: Order) -> dict[str, int]:
+    """Slots of each tile that an overlapped loop copies: `Hint stages`, at least as many as the order needs."""
+    copied = sorted(_copied(plan))
+    wanted = int(kernel.u.program.hints.get("stages", "2"))
+    stages = max(2, wanted) if order == "turns" or wanted > 1 else 1
+    if order == "rotated" and stages > 1 and not _shares_multiprocessor(kernel, plan, stages):
+        first = _reads(plan, "first")
+        return {n: 1 if n in first else 2 for n in copied}
+    return dict.fromkeys(copied, stages)
+
+
+def slots_fit(kernel: MmaKernel, plan: LoopPlan, stages: int) -> bool:
+    return _bytes(kernel, plan, stages) <= kernel.u.target.shared_bytes
+
+
+def _shares_multiprocessor(kernel: MmaKernel, plan: LoopPlan, stages: int) -> bool:
+    """Whether as many blocks as the registers allow fit a multiprocessor's shared memory; each costs 1 KiB more."""
+    blocks = max(1, 8 // kernel.shape.warps)
+    return blocks * (_bytes(kernel, plan, stages) + 1024) <= kernel.u.target.shared_bytes + 1024
+
+
+def _bytes(kernel: MmaKernel, plan: LoopPlan, stages: int) -> int:
+    copied = _copied(plan)
+    sizes = {c.into: slot_bytes(kernel.u, c) for c in shared_copies(kernel.u.program.code)}
+    return sum(size * (stages if n in copied else 1) for n, size in sizes.items())
+
+
+def _copied(plan: LoopPlan) -> set[str]:
+    return {s.into for s in plan.loop.body if isinstance(s, Copy) and s.into_level == "shared"}
+
+
+def _reads(plan: LoopPlan, group: Literal["first", "second"]) -> set[str]:
+    return uses_of(plan.loop.body[i] for i in (plan.schedule.first if group == "first" else plan.schedule.second))
+
+
+def _operand_registers(kernel: MmaKernel, plan: LoopPlan) -> int:
+    operands = _reads(plan, "second") & set(kernel.u.operands())
+    return kernel.shape.row_blocks * sum(kernel.u.shape(n)[1] // 4 for n in operands)
+
+
+def pipeline(kernel: MmaKernel, plan: LoopPlan, k: int, found: list[Point]) -> Pipeline:
+    match order_of(kernel, plan):
+        case "turns":
+            return Turns(kernel, plan, k, found)
+        case "rotated":
+            return Rotated(kernel, plan, k, found)
+        case "program":
+            return Pipeline(kernel, plan, k, found)
+
+
+@dataclass
+class Overlapped(Pipeline):
+    """What both orders share. `ahead`, `behind`: slots of the tiles of the first and of the second products."""
+
+    def __post_init__(self) -> None:
+        first, tiles = _reads(self.plan, "first"), self.kernel.u.tiles
+        self.first = [c for c in self.copies if c.into in first]
+        self.second = [c for c in self.copies if c.into not in first]
+        self.ahead = min((tiles[c.into].stages for c in self.first), default=1)
+        self.behind = min((tiles[c.into].stages for c in self.second), default=1)
+
+    def copy(self, copies: list[Copy], n: str, guarded: bool = True) -> None:
+        """Starts the copies for iteration n; `guarded`: none behind the last."""
+        u, w = self.kernel.u, self.kernel.u.w
+        w(f"if ({n} < count{self.k}) {{" if guarded else "{", self.bind(n))
+        for c in copies:
+            template, call = fetch_arguments(u, c)
+            w(u.comment(c), f"fetch<{template}>({slot(u.tiles[c.into], f'({n})')}, {call});")
+        w("}")
+
+    def point(self, copies: list[Copy], n: str) -> None:
+        """From here on statements read these tiles as iteration n has them."""
+        for c in copies:
+            self.kernel.slots[c.into] = slot(self.kernel.u.tiles[c.into], f"({n})")
+
+    def run(self, positions: tuple[int, ...], setting: Setting) -> None:
+        for i in positions:
+            self.kernel.pending = set()
+            self.kernel.statement(self.plan.loop.body[i], setting)
+
+    def leave(self) -> None:
+        self.kernel.resident.clear()
+        self.kernel.pending.clear()
+        self.kernel.dirty = True
+
+
+# ------------------------------------------------------------------------------------------------------------ rotated
+
+
+@dataclass
+class Rotated(Overlapped):
+    """The first products of an iteration run before the second ones of the iteration before, and these beside its other code.
+
+    One barrier an iteration shows that the tiles of both have come. Tiles of the first products in one slot need a second one,
+    behind those products. Copies start behind the first products, which every warp can begin at once.
+    """
+
+    def write(self) -> None:
+        kernel, w, k = self.kernel, self.kernel.u.w, self.k
+        self.enter()
+        w(f"if (count{k} > 0) {{", "// the first copies")
+        for n in range(self.ahead):
+            self.copy(self.first, str(n))
+            if n and self.behind > 1:
+                self.copy(self.second, str(n - 1))
+            w("copy_commit();")
+        if self.ahead == 1 and self.behind > 1:
+            self.copy(self.second, "0")
+            w("copy_commit();")
+        self._first_iteration()
+        kernel.segments(self.plan, k, self.body, peeled=True)
+        last = f"count{k} - 1"
+        if self.behind == 1:
+            w("__syncthreads();")
+            self.copy(self.second, last)
+            w("copy_commit();")
+        w("copy_wait<0>();", "__syncthreads();")
+        self.point(self.second, last)
+        self.run(self.plan.schedule.second, Setting())
+        w("}")
+        self.leave()
+
+    def _first_iteration(self) -> None:
+        """Without second products of an iteration before, and without statements that leave their tile as it starts."""
+        w, plan = self.kernel.u.w, self.plan
+        w(f"copy_wait<{self.ahead - 1 if self.ahead > 1 else int(self.behind > 1)}>();", "__syncthreads();")
+        self.kernel.pending.clear()
+        self.load_resident({c.into for c in self.copies})
+        w("{", self.bind("0"))
+        self.point(self.first, "0")
+        self.run(plan.schedule.first, Setting())
+        if self.ahead == 1:
+            w("__syncthreads();")
+            self.copy(self.first, "1")
+            w("copy_commit();")
+        alive = tuple(i for i in (*plan.schedule.early, *plan.schedule.late) if i not in plan.dead_first)
+        self.run(alive, Setting(deferred=frozenset(plan.schedule.deferred)))
+        w("}")
+
+    def body(self, setting: Setting) -> None:
+        w, it, s = self.kernel.u.w, f"it{self.k}", self.plan.schedule
+        w(self.bind(it), f"copy_wait<{max(0, self.ahead - 2)}>();", "__syncthreads();")
+        if self.behind == 1:
+            self.copy(self.second, f"{it} - 1", guarded=False)
+            w("copy_commit();")
+        self.point(self.first, it)
+        self.point(self.second, f"{it} - 1")
+        self.run(s.first, setting)
+        if self.ahead == 1:
+            w("copy_wait<0>();" if self.behind == 1 else "", "__syncthreads();")
+        if self.behind > 1:
+            self.copy(self.second, f"{it} + {self.behind - 2}" if self.behind > 2 else it, guarded=self.behind > 2)
+        self.copy(self.first, f"{it} + {max(1, self.ahead - 1)}")
+        w("copy_commit();")
+        self.run((*s.second, *s.early, *s.late), setting)
+
+
+# -------------------------------------------------------------------------------------------------------------- turns
+
+
+@dataclass
+class Turns(Overlapped):
+    """Two groups of warps take turns: while one runs products, the other runs element-wise code.
+
+    Both run the same code, the second group one barrier behind. Products: the second ones of an iteration and the first ones of
+    the next. A slot is free when both groups are done with it, so the group behind may copy one iteration further than the other.
+    """
+
+    def write(self) -> None:
+        kernel, w, k = self.kernel, self.kernel.u.w, self.k
+        self.enter()
+        half = kernel.shape.warps // 2
+        w(f"if (count{k} > 0) {{", f"const int behind = warp >= {half};  // the group that is one barrier behind")
+        w("// the first copies")
+        for n in range(self.ahead - 1):
+            self.copy(self.first, str(n))
+            if n:
+                self.copy(self.second, str(n - 1))
+        w("if (behind) {")
+        self.copy(self.first, str(self.ahead - 1))
+        self.copy(self.second, str(self.ahead - 2))
+        w("}", "copy_commit();", "copy_wait<0>();", "__syncthreads();")
+        kernel.pending.clear()
+        self.load_resident({c.into for c in self.copies})
+        w(f"if (behind) {self.barrier}")
+        self.point(self.first, "0")
+        self.run(self.plan.schedule.first, Setting())
+        w(self.barrier)
+        kernel.segments(self.plan, k, self.body)
+        w(f"if (!behind) {self.barrier}", "}")
+        self.leave()
+
+    @property
+    def barrier(self) -> str:
+        """One that the groups meet at in different places of the code: a named one, by its number of threads."""
+        return "bar_sync(1, THREADS);"
+
+    def body(self, setting: Setting) -> None:
+        w, it, s = self.kernel.u.w, f"it{self.k}", self.plan.schedule
+        w(self.bind(it))
+        self.copy(self.first, f"{it} + {self.ahead - 1} + behind")
+        self.copy(self.second, f"{it} + {self.ahead - 2} + behind")
+        w("copy_commit();")
+        self.run((*s.early, *s.late), setting)
+        self._anchor()
+        w(f"copy_wait<{self.ahead - 2}>();", self.barrier)
+        self.point(self.second, it)
+        self.run(s.second, setting)
+        self.point(self.first, f"{it} + 1")
+        w(f"if ({it} + 1 < count{self.k}) {{")
+        self.run(s.first, setting)
+        w("}", self.barrier)
+
+    def _anchor(self) -> None:
+        """Keeps the element-wise code in front of the barrier: the compiler would move it among the products behind it."""
+        if self.kernel.u.program.hints.get("anchor") == "off":
+            return
+        between = [self.plan.loop.body[i] for i in self.plan.schedule.early]
+        sums = [
+            s.into for s in between if isinstance(s, Compute) for e in walk(s.value) if isinstance(e, Op) and e.fn == "rowsum"
+        ]
+        if sums:
+            self.kernel.u.w(f"FOR_ROWS anchor({names.tile(sums[-1])}[t][r], smem);")
