@@ -2,9 +2,9 @@
 
     python benchmarks/gpu_prefill.py --out FOLDER [--rows sm_90a,sm_80,sm_75,variants] [--process 3] [--budget-s 470]
 
-For each kind of call the author's tile sizes are searched by measured halving; the winner is compared with float64 on sampled
-rows, then timed against a rival, call by call in turn, on a card at work, in several processes. The median of the processes
-counts. FOLDER gets `prefill.json` (every cell), `samples.json` (every single time) and `table.txt`.
+For each kind of call the author's tile sizes, then hints are searched by measured halving; the winner is compared with float64
+on sampled rows, then timed against a rival, call by call in turn, on a card at work, in several processes. The median of the
+processes counts. FOLDER gets `prefill.json` (every cell), `samples.json` (every single time) and `table.txt`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from generator.authors.rules import RuleAuthor  # noqa: E402
 from generator.spec import AttentionSpec  # noqa: E402
 from generator.targets import TARGETS  # noqa: E402
 from generator.translate.records import Translated  # noqa: E402
-from generator.tuning import ordered_choices  # noqa: E402
+from generator.tuning import TUNED_HINTS, ordered_choices  # noqa: E402
 from verifier.records import Binary  # noqa: E402
 
 START = time.monotonic()
@@ -55,6 +55,7 @@ BARS = {
 }  # fmt: skip
 RIVALS = {"sm_90a": "cudnn", "sm_80": "flash", "sm_75": "efficient"}
 Built = tuple[str, Translated, Binary]
+Job = tuple[tuple[str, AttentionSpec], bool]  # a kind of call, and whether it is long
 
 
 @dataclass(frozen=True)
@@ -116,6 +117,15 @@ def candidates(kind: tuple[str, AttentionSpec], count: int) -> list[Build]:
     target, s = kind
     choices = ordered_choices(RuleAuthor().code(s, target), TARGETS[target], {})
     return [Build(s, target, tuple(sorted(c.items()))) for c in choices[:count]]
+
+
+def hinted(winners: Mapping[Job, Built], by_name: Mapping[str, Build], count: int) -> dict[Job, list[Build]]:
+    """Winners of the search with one hint each, the first ones of those that a tuner would try."""
+    out = {}
+    for job, (name, *_) in winners.items():
+        b = by_name[name]
+        out[job] = [replace(b, hints=(*b.hints, hint)) for hint in TUNED_HINTS.get(b.target, ())[:count]]
+    return out
 
 
 def compile_every(builds: Sequence[Build]) -> dict[Build, Built]:
@@ -229,7 +239,7 @@ def halve(own: Sequence[Built], s: AttentionSpec, heat_s: float) -> list[tuple[s
     sets, calls = input_sets(torch, s, 1), {}
     for name, translated, binary in own:
         calls[name] = [Kernel(translated, binary).prepared(s, x) for x in sets]
-    rounds, ranking = 3, []
+    rounds, ranking = 3 if len(own) > 4 else 8, []
     while True:
         times = in_turns(torch, calls, rounds, heat_s / 2)
         ranking = sorted(((n, statistics.median(t)) for n, t in times.items()), key=lambda x: x[1])
@@ -371,25 +381,26 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- main
 
 
-def search(
-    all_cells: Sequence[Cell], built: dict[Any, list[Built]], heat_s: float, deadline: float
-) -> dict[tuple[Any, bool], Built]:
-    """(kind, whether long) -> the fastest kernel; where a search failed, the first that was built."""
-    jobs: dict[tuple[Any, bool], AttentionSpec] = {}
+def searches(all_cells: Sequence[Cell]) -> dict[Job, AttentionSpec]:
+    """What to search for, and the call that decides."""
+    jobs: dict[Job, AttentionSpec] = {}
     for cell in all_cells:
-        fixed = cell.rival == "flex"
-        is_long = cell.spec.seqlen_q > SHORT
-        at = cell.spec.seqlen_q if fixed else LONG if is_long else SHORT
-        s = cell.spec
-        sized = cases.sized(s, max(1, 16384 // at), s.num_heads, s.num_kv_heads, at, at)
-        jobs.setdefault((cell.kind, is_long), sized)
-    winners = {job: built[job[0]][0] for job in jobs if built.get(job[0])}
-    ready = [job for job in jobs if job in winners]
-    for job, ranking in streamed(lambda job: halve(built[job[0]], jobs[job], heat_s), ready, 30, deadline):
+        s, is_long = cell.spec, cell.spec.seqlen_q > SHORT
+        at = s.seqlen_q if cell.rival == "flex" else LONG if is_long else SHORT
+        jobs.setdefault((cell.kind, is_long), cases.sized(s, max(1, 16384 // at), s.num_heads, s.num_kv_heads, at, at))
+    return jobs
+
+
+def search(
+    jobs: Mapping[Job, AttentionSpec], built: Mapping[Job, list[Built]], heat_s: float, deadline: float
+) -> dict[Job, Built]:
+    """The fastest kernel of each job; where a search failed, the first that was built."""
+    winners = {job: built[job][0] for job in jobs if built.get(job)}
+    for job, ranking in streamed(lambda job: halve(built[job], jobs[job], heat_s), list(winners), 30, deadline):
         if isinstance(ranking, str):
-            log("  search", job[0], ranking)
+            log("  search", job, ranking)
             continue
-        winners[job] = next(b for b in built[job[0]] if b[0] == ranking[0][0])
+        winners[job] = next(b for b in built[job] if b[0] == ranking[0][0])
     return winners
 
 
@@ -402,6 +413,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=16, help="timed calls of each contestant in a cell")
     parser.add_argument("--heat-s", type=float, default=0.2, help="seconds of turns before the timed ones")
     parser.add_argument("--candidates", type=int, default=6, help="choices of tile sizes for each kind of call")
+    parser.add_argument("--hints", type=int, default=2, help="hints tried with the best tile sizes of each kind of call")
     parser.add_argument("--budget-s", type=float, default=470)
     options = parser.parse_args()
     import torch  # noqa: F401 - before children fork; touches no device
@@ -421,7 +433,14 @@ def main() -> None:
     built = {kind: [done[b] for b in builds if b in done] for kind, builds in by_kind.items()}
     log("searching")
     end = START + options.budget_s
-    winners = search(chosen, built, options.heat_s, time.monotonic() + (end - time.monotonic()) / 4)
+    jobs = searches(chosen)
+    winners = search(jobs, {job: built.get(job[0], []) for job in jobs}, options.heat_s, START + options.budget_s / 3)
+    if options.hints:
+        by_name = {b.name: b for builds in by_kind.values() for b in builds}
+        tried = hinted(winners, by_name, options.hints)
+        done = compile_every(list(dict.fromkeys(b for builds in tried.values() for b in builds)))
+        against = {job: [winners[job], *(done[b] for b in builds if b in done)] for job, builds in tried.items()}
+        winners |= search(jobs, against, options.heat_s, START + options.budget_s / 2)
     runs: dict[Cell, list[Any]] = {c: [] for c in chosen}
 
     def work(cell: Cell) -> Any:

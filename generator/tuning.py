@@ -26,7 +26,7 @@ TUNED_HINTS: dict[str, tuple[tuple[str, str], ...]] = {
         ("rotate", "off"), ("stages", "1"), ("resident", "on"), ("stages", "3"), ("pingpong", "off"), ("rotate", "on"),
         ("warps", "8"), ("resident", "off"), ("warps", "2"), ("stages", "4"),
     ),
-    "sm_90a": (("order", "static"), ("pingpong", "off"), ("stages", "2"), ("stages", "1")),
+    "sm_90a": (("pingpong", "off"), ("order", "static"), ("stages", "2"), ("stages", "1")),
 }  # fmt: skip
 
 
