@@ -60,6 +60,10 @@ class ElementCode:
         """The lines of one statement."""
         return _Statement(self, setting, s.into).lines(s)
 
+    def compute_in_two(self, s: Compute, setting: Setting, groups: int) -> tuple[list[str], list[str]]:
+        """The lines of a statement on a tile: up to this many groups of eight columns, and the rest."""
+        return _Statement(self, setting, s.into).in_two(s, groups)
+
 
 @dataclass
 class _Statement:
@@ -75,20 +79,30 @@ class _Statement:
         return self.code.scope
 
     def lines(self, s: Compute) -> list[str]:
-        target = mangle.tile(s.into)
+        dtype, shape = self.scope.names.tiles[s.into].dtype, self.scope.tiles[s.into]
+        if not shape:
+            return [f"{mangle.tile(s.into)} = {self.code.scalars.text(s.value, Kind.INT if dtype == 'i32' else Kind.FLOAT)};"]
+        assignment = self._assignment(s)
+        if not assignment:
+            return []
+        last = f"{f'FOR_TILE({shape[1]})' if len(shape) == 2 else 'FOR_ROWS'} {assignment}"
+        return ["{", *self.before, last, "}"] if self.before else [last]
+
+    def in_two(self, s: Compute, groups: int) -> tuple[list[str], list[str]]:
+        assignment, columns = self._assignment(s), self.scope.tiles[s.into][1]
+        parts = [f"FOR_PART({a}, {b}) {assignment}" for a, b in ((0, groups), (groups, columns // 8))] if assignment else ["", ""]
+        return ["{", *self.before, parts[0]], [parts[1], "}"]
+
+    def _assignment(self, s: Compute) -> str:
+        """`X[...] = value;` of one element or row; "" where that does nothing."""
         dtype, shape = self.scope.names.tiles[s.into].dtype, self.scope.tiles[s.into]
         kind = Kind.INT if dtype == "i32" else Kind.FLOAT
-        if not shape:
-            return [f"{target} = {self.code.scalars.text(s.value, kind)};"]
         self.columns = shape[-1]
         value = self.element(s.value, kind) if len(shape) == 2 else self.row(s.value, kind)
-        place = f"{target}[t][{'AT' if len(shape) == 2 else 'r'}]"
+        place = f"{mangle.tile(s.into)}[t][{'AT' if len(shape) == 2 else 'r'}]"
         if value == place:
-            return []
-        if dtype in ("f16", "bf16"):
-            value = f"rounded<{TYPES[dtype]}>({value})"
-        last = f"{f'FOR_TILE({shape[1]})' if len(shape) == 2 else 'FOR_ROWS'} {place} = {value};"
-        return ["{", *self.before, last, "}"] if self.before else [last]
+            return ""
+        return f"{place} = rounded<{TYPES[dtype]}>({value});" if dtype in ("f16", "bf16") else f"{place} = {value};"
 
     # ------------------------------------------------------------------------------------------------ hoisting
 

@@ -85,6 +85,11 @@ def reads_rows(bound: Expr) -> bool:
     return any(e in (ROW_FIRST, ROW_LAST) for e in parts) and not any(True for _ in _extremes(bound))
 
 
+def scans_rows(r: TileRange) -> bool:
+    """Whether a loop's range follows from values that have to be read row by row."""
+    return any(True for e in (r.lo, r.hi, *(r.gap or ())) for _ in _extremes(e))
+
+
 def bound_of_rows(u: Unit, bound: Expr, first: str, last: str) -> str:
     """A bound of `TileRange` for some of the block's rows."""
     _bind_rows(u, first, last)

@@ -11,7 +11,7 @@ from typing import Any
 
 from generator.tl.ir import Gemm
 from generator.tl.ir import names as free_names
-from generator.translate.cuda.grid import longest_first, write_range
+from generator.translate.cuda.grid import longest_first, scans_rows, write_range
 from generator.translate.cuda.launch import blocks
 from generator.translate.cuda.parameters import Parameters, add_program
 from generator.translate.cuda.scalars import plain
@@ -64,7 +64,7 @@ class Frame:
             ahead, placement = False, place(u)
         frame = Frame(u, groups, row_blocks, placement, False, ahead, resident)
         works = any(p.schedule.kind != "stream" for p in u.analysis.loops)
-        frame.pingpong = works and groups > 1 and u.program.hints.get("pingpong", "on" if groups > 2 else "off") != "off"
+        frame.pingpong = works and groups > 1 and u.program.hints.get("pingpong") != "off"
         for plan in u.analysis.loops:
             if plan.schedule.kind == "rotated":
                 body = plan.loop.body
@@ -210,8 +210,11 @@ def starts_ahead(u: Unit) -> bool:
     """Whether the first products of a tile of the grid can be started before the tile before is stored.
 
     They need no coordinates then, and nothing behind the loop touches their results' registers. `Hint ahead = off` forbids it.
+    Where the producer has to read a tile's rows to know its range, tiles would be there too late.
     """
     if u.program.hints.get("ahead") == "off" or len(u.analysis.loops) != 1 or not forced(u.analysis.loops[0]):
+        return False
+    if scans_rows(u.analysis.loops[0].range):
         return False
     plan, storage = u.analysis.loops[0], u.analysis.storage
     first = [s for i in plan.schedule.first if isinstance(s := plan.loop.body[i], Gemm)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from generator.tl.ir import Compute, Expr, Gemm, Num, Op, Stmt, Var, walk
+from generator.tl.ir import Compute, Expr, Gemm, Num, Op, Reshape, Stmt, Var, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
 from generator.translate.cuda.grid import bound_of_rows, has_edges, reads_rows, write_full
@@ -13,12 +13,13 @@ from generator.translate.cuda.mma_kernel import iteration
 from generator.translate.cuda.registers import write_initial
 from generator.translate.cuda.wgmma_kernel import cursor, forced, write_count
 from generator.translate.cuda.wgmma_operations import Operations
-from generator.translate.cuda.wgmma_tiles import loads_of
+from generator.translate.cuda.wgmma_tiles import ends_inside, loads_of
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.conditions import conjuncts
 from generator.translate.passes.scope import defs, uses, uses_of
 
 COLUMN_UNIT = 8
+UNDER_SECOND = 3  # sixteenths of the second products' next operand that stand before the wait for those in flight
 
 
 @dataclass
@@ -43,9 +44,14 @@ class Loop:
 
     def write(self) -> None:
         self.w("", self.u.comment(self.plan.loop), "{")
+        if self.started and not self.frame.ahead:
+            self._wait_outer()
+            self._wait(self._inner(self.first), "a")
+            self.consumer.issue(self.first, "a")
         write_count(self.frame, self.plan, self.k, uniform=True)
         self._split()
-        self._wait_outer()
+        if not self.started:
+            self._wait_outer()
         match self.plan.schedule.kind:
             case "rotated":
                 self._rotated()
@@ -54,6 +60,13 @@ class Loop:
             case "plain":
                 self._plain()
         self.w("}")
+
+    @property
+    def started(self) -> bool:
+        """Whether the first products are started before the loop's range is worked out: at the latest where the loop begins."""
+        read = [self.u.tiles[n] for n in self._read(self.first)]
+        rotated = self.plan.schedule.kind == "rotated" and forced(self.plan)
+        return rotated and not any(ends_inside(t) for t in read) and self.u.program.hints.get("ahead") != "off"
 
     # ------------------------------------------------------------------------------------------ tiles from outside
 
@@ -195,11 +208,11 @@ class Loop:
     def _first_iteration(self) -> None:
         """Without the second products of an iteration before, and without statements that leave their tile as it starts."""
         c = self.consumer
-        if not self.frame.ahead:
+        if not self.started:
             self._wait(self._inner(self.first), "a", "0")
             c.issue(self.first, "a")
         write_initial(self.u, COLUMN_UNIT, self.initial)
-        if self.frame.ahead and self.anchored:  # the coordinates above are worked out under the products
+        if self.started and self.anchored:  # the coordinates above are worked out under the products
             self.w(f"anchor(__int_as_float(count{self.k}), scratch);")
         c.retire(self.first)
         self._after_first()
@@ -219,7 +232,7 @@ class Loop:
         """Whether a warpgroup passes over iterations at the front that none of its own rows sees, and over all but one of a tile
         whose rows lie past the end. The block's proof that masked tiles change nothing holds for a part of its rows.
         """
-        return self.frame.ahead and self.frame.groups > 1 and self.u.program.hints.get("skip") != "off"
+        return self.started and self.frame.groups > 1 and self.u.program.hints.get("skip") != "off"
 
     def _skip_front(self) -> None:
         """Tiles of the rings are passed on unread; the first products are made again for the first iteration that counts."""
@@ -266,13 +279,50 @@ class Loop:
         c.retire(self.first, 1)
         self._after_first()
         self._free_early("it")
+        cut = self._cut()
         for i in self.plan.schedule.early:
-            c.statement(body[i], setting)
-        self._anchor()
-        c.retire(self.second)
-        c.release(self._inner(self.second), "c")
-        for i in self.plan.schedule.late:
-            c.statement(body[i], setting, lazy=self.u.program.hints.get("lazy") != "off")
+            if body[i] is cut:
+                self._cut_statement(cut, setting)
+            else:
+                c.statement(body[i], setting)
+        if cut is None:
+            self._anchor()
+            self._retire_second()
+        for s in self._late(cut):
+            c.statement(s, setting, lazy=self.u.program.hints.get("lazy") != "off")
+
+    def _retire_second(self) -> None:
+        self.consumer.retire(self.second)
+        self.consumer.release(self._inner(self.second), "c")
+
+    def _cut(self) -> Compute | None:
+        """The statement that makes the second products' next operand. The wait for those in flight stands inside it: they are
+        done by then, and what is left of the statement runs beside the casts of what it makes.
+        """
+        body = self.plan.loop.body
+        sources = {s.source for i in self.plan.schedule.late if isinstance(s := body[i], Reshape)}
+        made = [s for i in self.plan.schedule.early if isinstance(s := body[i], Compute) and s.into in sources]
+        return made[-1] if made and self.anchored else None
+
+    def _late(self, cut: Compute | None) -> list[Stmt]:
+        """Casts first where nothing forbids it: the others may be branches, and instructions do not move across those."""
+        late = [self.plan.loop.body[i] for i in self.plan.schedule.late]
+        casts = [s for s in late if isinstance(s, Reshape)]
+        others = [s for s in late if not isinstance(s, Reshape)]
+        apart = not any((defs(s) & (uses(x) | defs(x))) or (uses(s) & defs(x)) for s in casts for x in others)
+        return [*casts, *others] if cut is not None and apart else late
+
+    def _cut_statement(self, s: Compute, setting: Setting) -> None:
+        w, x, n = self.w, names.tile(s.into), self.u.shape(s.into)[1] // 8
+        k = max(1, n * UNDER_SECOND // 16)
+        head, tail = self.u.code.compute_in_two(s, setting, k)
+        w(
+            self.u.comment(s),
+            *head,
+            f"UNROLL for (int t = 0; t < MT; ++t) anchor({x}[t][{4 * k - 3}] + {x}[t][{4 * k - 1}], scratch);",
+        )
+        self._retire_second()
+        w(*tail)
 
     @property
     def anchored(self) -> bool:

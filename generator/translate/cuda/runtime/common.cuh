@@ -4,6 +4,7 @@
 // columns, 2 (lane % 4) + e. Element (t, r, 8 i + e) lies in X[t][4 i + 2 r + e].
 #define FOR_ROWS UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int r = 0; r < 2; ++r)
 #define FOR_TILE(N) FOR_ROWS UNROLL for (int i = 0; i < (N) / 8; ++i) UNROLL for (int e = 0; e < 2; ++e)
+#define FOR_PART(A, B) FOR_ROWS UNROLL for (int i = (A); i < (B); ++i) UNROLL for (int e = 0; e < 2; ++e)
 #define AT (4 * i + 2 * r + e)
 #define COL (8 * i + e)  // this element's column, counted from the lane's first
 #define ROW(t, r) (ROW_STEP * (t) + 8 * (r))
