@@ -76,4 +76,6 @@ def status_lines(said: dict[str, Any]) -> list[str]:
     lines.append(f"    ended: {ended}; {said['known']} had ended before; {said['rate_per_min']:.1f} a minute{left}")
     if said["best_ratio"]:
         lines.append(f"    best so far: {said['best_ratio']:.2f}x the rival")
+    if said.get("author"):
+        lines.append(f"    {said['author']}")
     return lines + [f"    {line}" for line in machine_lines(said["machine"])]

@@ -13,6 +13,7 @@ from chat_server import ChatServer, completion
 from model_runs import PROGRAM, RESPONSES, SKETCH, answering, fenced, review_here, solve
 
 from farm.variants import load_variants
+from generator.authors.answers import estimate_tokens
 from generator.spec import AttentionSpec, Rule
 from verifier.children import Limits
 from verifier.review import review_apart
@@ -145,6 +146,7 @@ def test_a_hostile_answer_neither_crashes_nor_stalls_nor_misleads(tmp_path, name
     assert time.process_time() - start < 10
     quoted = told_of(server).partition("\n\n")[2].rpartition("\n\n")[0]
     assert all(line.startswith("> ") for line in quoted.split("\n")), "nothing of it looks like our own words"
+    assert all(sum(estimate_tokens(m["content"]) for m in r["messages"]) <= 32768 - 8192 for r in server.requests)
 
 
 def test_a_hostile_sketch_is_no_trouble(tmp_path):
@@ -234,6 +236,14 @@ RECORDED = {
         4, 2, 128, 128, 1, 100, 100, "bf16", (Rule.make("recent", size=30),), (Rule.make("softcap", cap=20.0),)
     ),
 }
+
+
+def test_every_recorded_answer_lies_beside_the_prompt_that_it_answers():
+    answers = sorted(RESPONSES.glob("*.answer.*"))
+    assert len(answers) >= 4
+    for answer in answers:
+        prompt = answer.with_name(f"{answer.name.partition('.')[0]}.prompt.txt").read_text()
+        assert "Task: " in prompt or "CUDA" in prompt
 
 
 @pytest.mark.parametrize("name", RECORDED)
