@@ -90,7 +90,9 @@ class ModelSearch:
             return
         style: Style = self.settings.style  # type: ignore[assignment]
         search, sampling = self.settings.search(), self.settings.sampling()
-        author = LanguageModelAuthor(self.client, sampling, prompts, style, search, self.ledger, self.store, translation)
+        author = LanguageModelAuthor(
+            self.client, sampling, prompts, style, search, self.ledger, self.store, translation, f"{spec.hash} {target}"
+        )
         outcome = await author.run(evaluator.judge, seeds)
         if self.on_outcome is not None:
             self.on_outcome(spec, target, outcome, evaluator.spent)

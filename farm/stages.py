@@ -188,7 +188,7 @@ def _translated(job: Job) -> Translated | Refused:
     if parsed.program is None:
         return Refused("tl_rejected", _first(parsed.diagnostics), render(parsed.diagnostics, job.program, "program.tl"))
     found = translate(parsed.program, find_target(job.target))
-    return Refused(found.reason, found.message) if isinstance(found, Untranslatable) else found
+    return Refused(found.reason, _with_statement(found, job.program)) if isinstance(found, Untranslatable) else found
 
 
 def _judged(binary: Binary, built: Built, device: str) -> Verdict:
@@ -248,6 +248,12 @@ def _measured(binary: Binary, built: Built, device: str) -> Measurement | Failed
     job = built.job
     patience = Patience(budget_s=job.measure_s, near=NEAR)
     return measure(binary, built.launch, job.spec, patience=patience, device=device, rivals=job.rivals)
+
+
+def _with_statement(no: Untranslatable, program: str) -> str:
+    """The message with the statement that it is about: its line's number is the canonical text's, not its author's."""
+    lines = program.split("\n")
+    return f"{no.message} (in: {lines[no.line - 1].strip()})" if 0 < no.line <= len(lines) else no.message
 
 
 def _first(diagnostics: Sequence[Diagnostic]) -> str:

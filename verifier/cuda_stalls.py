@@ -1,6 +1,6 @@
 """What a kernel's warps wait for, as NVIDIA's profiler `ncu` counts it on one call. Judges nothing and times nothing.
 
-For who wants a faster kernel: shares of the time between two instructions of a warp, and how busy arithmetic and memory were.
+For who wants a faster kernel: shares of the time between two instructions of a warp, and how busy multiprocessors and memory were.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from verifier.records import Binary
 WALL_S = 60.0
 _STALL = re.compile(r"^smsp__average_warps?_(?:latency_)?issue_stalled_(?P<reason>\w+?)_per_issue_active(?:\.ratio)?$")
 _BUSY = {
-    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "arithmetic",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed": "multiprocessors",
     "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed": "memory",
 }
 #: Reasons that are no waiting: the warp was ready.
@@ -40,7 +40,7 @@ _READY = ("selected",)
 class Stalls:
     """waiting: reason -> share of the cycles between two instructions of a warp that it accounts for, largest first.
 
-    busy: "arithmetic" and "memory" -> share of what the device could do at most. why: what kept the profiler from looking.
+    busy: "multiprocessors" and "memory" -> share of what the device could do at most. why: what kept the profiler from looking.
     """
 
     waiting: tuple[tuple[str, float], ...] = ()

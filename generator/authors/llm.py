@@ -26,10 +26,10 @@ Evaluate = Callable[[Proposal], Awaitable[Feedback]]
 
 
 class FeedbackRecord(Protocol):
-    """Remembers what was fed back to which exchange, so that a replay says the same words again."""
+    """Remembers what was fed back, so that a replay says the same words again. name: of the exchange and the problem."""
 
-    def get_feedback(self, exchange_hash: str) -> Feedback | None: ...
-    def put_feedback(self, exchange_hash: str, feedback: Feedback) -> None: ...
+    def get_feedback(self, name: str) -> Feedback | None: ...
+    def put_feedback(self, name: str, feedback: Feedback) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,8 @@ class _BudgetSpent(Exception):
 @dataclass
 class LanguageModelAuthor:
     """One search for one spec on one target. translation: prompts of stage 2, where the model translates too and not our
-    translator; `evaluate` then says `checked` of a right TL program.
+    translator; `evaluate` then says `checked` of a right TL program. problem: names the problem in the record of what was fed
+    back, since problems that differ in nothing that a prompt says share answers.
 
     Deterministic but for the model's answers and the feedback: with both on record (`client` a RecordedClient, `record` a store
     of transcripts), a second run makes the same requests, bit for bit.
@@ -114,6 +115,7 @@ class LanguageModelAuthor:
     ledger: Ledger = field(default_factory=Ledger)
     record: FeedbackRecord | None = None
     translation: DirectPrompts | None = None
+    problem: str = ""
     _costs: dict[str, Spent] = field(default_factory=dict, repr=False)
 
     @property
@@ -251,9 +253,10 @@ class LanguageModelAuthor:
         feedback = await evaluate(proposal)
         if self.record is None or feedback.kind == "not_judged":
             return feedback
-        name = exchange.hash
-        if self.translation is not None and proposal.kind == "tl":  # what is said of it where we translate is something else
-            name = digest([name, "translated by the model"])
+        by_model = (
+            self.translation is not None and proposal.kind == "tl"
+        )  # what is said of it where we translate is something else
+        name = digest([exchange.hash, self.problem, *(["translated by the model"] if by_model else [])])
         known = self.record.get_feedback(name)
         if known is not None:
             return known

@@ -23,7 +23,7 @@ class TranscriptError(ValueError):
 
 class TranscriptStore:
     """A folder of exchanges named by their request's hash: `answers/HASH.json`, `asked/HASH.TRY` for each try of which nothing
-    was heard yet, and `feedback/HASH.json` for what was said to the answer.
+    was heard yet, and `feedback/HASH.json` for what was said to an answer of a problem.
 
     Safe with several processes: files appear whole or not at all, and the first answer to a request stays.
     """
@@ -67,9 +67,9 @@ class TranscriptStore:
             self.settle(mark)
         return digest_text(text)
 
-    def get_feedback(self, exchange_hash: str) -> Feedback | None:
-        """What was fed back to this exchange, or None."""
-        path = self._feedback / f"{exchange_hash}.json"
+    def get_feedback(self, name: str) -> Feedback | None:
+        """What was fed back under a name (64 hex digits: of an exchange and its problem), or None."""
+        path = self._feedback / f"{name}.json"
         try:
             return Feedback(**json.loads(path.read_text()))
         except FileNotFoundError:
@@ -77,9 +77,9 @@ class TranscriptStore:
         except (ValueError, TypeError) as error:
             raise TranscriptError(f"{path}: not a stored feedback ({error}); delete the file to have it judged again") from None
 
-    def put_feedback(self, exchange_hash: str, feedback: Feedback) -> None:
-        """Store what is fed back to an exchange, durably; the first one stays."""
-        path = self._feedback / f"{exchange_hash}.json"
+    def put_feedback(self, name: str, feedback: Feedback) -> None:
+        """Store what is fed back, durably; the first one stays."""
+        path = self._feedback / f"{name}.json"
         if not path.exists():
             self._write(path, canonical_json(feedback), keep_first=True)
 

@@ -1,17 +1,20 @@
 """What a row tells the author of its program: facts, and never speed and correctness in one number."""
 
+import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 
 from farm import model_feedback
+from farm.model_settings import ModelSettings
 from generator.authors.prompting import task_prompts
 from generator.authors.proposal import Proposal
 from generator.spec import AttentionSpec
 from verifier.records import REASONS
 from verifier.review import Wrong
 
-STALLS = {"waiting": [["long_scoreboard", 0.41], ["math_pipe_throttle", 0.3]], "busy": [["arithmetic", 0.62]], "why": ""}
+STALLS = {"waiting": [["long_scoreboard", 0.41], ["math_pipe_throttle", 0.3]], "busy": [["multiprocessors", 0.62]], "why": ""}
 OK = {
     "reason_code": "ok",
     "row_id": "r1",
@@ -39,7 +42,7 @@ def test_what_was_measured_is_told():
         "98304 bytes of shared memory a block",
         "constants: BM = 128, BN = 64",
         "a warp waits for: long scoreboard 41%, math pipe throttle 30%",
-        "busy, of what the device can do: arithmetic 62%",
+        "busy, of what the device can do: multiprocessors 62%",
     ):
         assert fact in text
 
@@ -73,3 +76,9 @@ def test_a_right_program_is_asked_to_be_faster_with_what_was_measured():
     asked = prompts.improve(Proposal("llm:m", "tl", "Kernel k\n"), model_feedback.of_row(OK))
     assert "This program is right" in asked and "Write a faster one" in asked
     assert "> median time of a call: 100.0 us" in asked and "> 168 registers a thread" in asked
+
+
+def test_the_page_on_model_authors_names_every_option():
+    page = (Path(__file__).parents[2] / "docs/model_author.md").read_text()
+    options = {f.name for f in dataclasses.fields(ModelSettings)} - {"budget", "prices"}
+    assert not [name for name in options if f"`{name}`" not in page]

@@ -5,12 +5,13 @@ The answers are written by hand for these tests (tests/responses/written), or re
 
 import functools
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import model_runs
 import pytest
 from chat_server import ChatServer, completion
-from model_runs import PROGRAM, RESPONSES, SKETCH, answering, fenced, review_here, solve
+from model_runs import PROGRAM, RESPONSES, SKETCH, SPEC, answering, fenced, review_here, solve
 
 from farm.variants import load_variants
 from generator.authors.answers import estimate_tokens
@@ -159,15 +160,15 @@ def test_a_hostile_sketch_is_no_trouble(tmp_path):
 
 
 GREEDY = {
-    "never ends": (PROGRAM.replace("for j = 0:ceildiv(SeqK, BN) reversed", "for j = 0:2000000000"), "loops are too long"),
-    "takes all memory": (PROGRAM.replace("BM = 32", "BM = 1073741824"), "ran out of memory"),
+    "never ends": (PROGRAM.replace("for j = 0:ceildiv(SeqK, BN) reversed", "for j = 0:2000000000"), 8.0, "loops are too long"),
+    "takes all memory": (PROGRAM.replace("BM = 32", "BM = 1073741824"), 120.0, "ran out of memory"),
 }
 
 
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_greedy_program_is_ended_in_a_child(tmp_path, monkeypatch, name):
-    program, said = GREEDY[name]
-    limited = functools.partial(review_apart, limits=Limits(wall_s=8, memory_bytes=4 << 30))
+    program, wall_s, said = GREEDY[name]
+    limited = functools.partial(review_apart, limits=Limits(wall_s=wall_s, memory_bytes=4 << 30))
     monkeypatch.setattr("farm.model_search.review_apart", limited)
     with ChatServer(answering(program)) as server:
         [job] = solve(tmp_path, server, repairs=0)
@@ -213,6 +214,23 @@ def test_a_compiler_error_names_the_line_of_the_program(tmp_path, monkeypatch):
         solve(tmp_path, server, rows_of=compile_failed, repairs=1)
     line = PROGRAM.split("\n").index("  Compute mi = mnew") + 1
     assert f"> line {line}: Compute mi = mnew\n>   error: 'y' was not declared" in told_of(server)
+
+
+def test_problems_that_share_an_answer_are_told_each_its_own(tmp_path):
+    """Two lengths of one model: the same questions at first, then what was measured at each."""
+    seconds = {64: 1e-5, 128: 7e-5}
+    with ChatServer(lambda *_: completion(fenced(PROGRAM))) as server:
+        for seqlen in seconds:
+            solve(
+                tmp_path,
+                server,
+                replace(SPEC, seqlen_q=seqlen, seqlen_k=seqlen),
+                lambda job: {"p50_s": seconds[job.spec.seqlen_k]},
+                improvements=1,
+            )
+        asked = [r["messages"][-1]["content"] for r in server.requests]
+    assert len(asked) == 4, "sketch and program once, an improvement each"
+    assert "10.0 us" in asked[2] and "70.0 us" in asked[3]
 
 
 def test_a_rule_made_program_seeds_the_search(tmp_path):

@@ -25,7 +25,7 @@ TABLE = """==PROF== Connected to process 1
 def test_waits_are_shares_with_the_largest_first():
     found = read_profile(TABLE.replace("1,0.5", "10.5"))
     assert found.waiting == (("long_scoreboard", 0.6), ("barrier", 0.2)) and found.why == ""
-    assert dict(found.busy) == {"arithmetic": 0.625, "memory": 0.105}
+    assert dict(found.busy) == {"multiprocessors": 0.625, "memory": 0.105}
 
 
 @pytest.mark.parametrize(
