@@ -1,6 +1,6 @@
 """What a kernel's warps wait for, as NVIDIA's profiler `ncu` counts it on one call. Judges nothing and times nothing.
 
-For who wants a faster kernel: shares of the time between two instructions of a warp, and how busy multiprocessors and memory were.
+For who wants a faster kernel: shares of the time between two instructions of a warp; how busy multiprocessors and memory were.
 """
 
 from __future__ import annotations
