@@ -138,11 +138,19 @@ def _ray() -> Iterator[Finding]:
 
 def _cuda_compiler() -> Iterator[Finding]:
     from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
+    from verifier.foreign import toolkit_headers
 
     try:
         found = find_cuda_compiler()
         where = f"nvcc at {found.path}" if found.kind == "nvcc" else "through cuda-bindings"
         yield Finding("CUDA compiler", "ok", f"{found.version} {where}: builds for every card, no GPU needed")
+        folders, version = toolkit_headers()
+        if not folders:
+            yield Finding(
+                "CUDA headers", "limited", "none: a model's source that includes one is not built", "pip install '.[cuda]'"
+            )
+        else:
+            yield Finding("CUDA headers", "ok", f"{version}, for source that a model wrote")
     except NoCudaCompiler as error:
         yield Finding("CUDA compiler", "limited", f"no CUDA target can be built: {error}", "pip install '.[cuda]'")
 

@@ -9,7 +9,8 @@ from generator.spec import SpecError
 from generator.targets import find_target
 from generator.translate.direct import NotALaunch, language_of, read_direct
 from generator.translate.records import Translated
-from verifier.source_rules import violations
+from verifier.foreign import NO_HEADERS, toolkit_headers
+from verifier.source_rules import toolkit_includes, violations
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,8 @@ def read_source(job: Job) -> Translated | Refused:
         found.append(f"source line {violation.line}: {violation.message}\n    {text}")
     if not found:
         assert isinstance(translated, Translated)
-        return translated
+        missing = toolkit_includes(job.source) if translated.language == "cuda" and not toolkit_headers()[0] else ()
+        return Refused("not_run", f"{', '.join(missing)}: {NO_HEADERS}") if missing else translated
     first = found[0].split("\n")[0]
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
     return Refused("source_rejected", first[:600] + more, "\n".join(found))

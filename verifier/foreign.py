@@ -72,6 +72,10 @@ def binary_refusal(data: bytes, launch: Launch) -> str:
     return ""
 
 
+#: What a machine without `toolkit_headers` says.
+NO_HEADERS = "this machine has no device headers of the CUDA toolkit; pip install 'kernel-farm[cuda]', or set CUDA_HOME"
+
+
 @functools.cache
 def toolkit_headers() -> tuple[tuple[Path, ...], str]:
     """Folders of the CUDA toolkit's device headers, and their version; no folders where there are none on this machine."""

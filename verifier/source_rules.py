@@ -17,22 +17,16 @@ Language = Literal["c++", "cuda"]
 
 MAX_SOURCE_BYTES = 1 << 20
 
+#: Device headers of the CUDA toolkit: where there is none, source that includes one cannot be compiled.
+TOOLKIT_HEADERS = frozenset(
+    {"cuda_bf16.h", "cuda_fp16.h", "cuda_fp8.h", "mma.h", "cuda_pipeline.h", "cuda_pipeline_primitives.h"}
+    | {"cuda/barrier", "cuda/pipeline", "cuda/std/cstdint", "cooperative_groups.h"}
+)
 #: Headers that hold intrinsics, maths, fixed-width types or device code, and nothing that touches the system; besides our own.
 ALLOWED_HEADERS: dict[Language, frozenset[str]] = {
     "c++": frozenset({"immintrin.h", "stdint.h", "stddef.h", "cstdint", "cstddef", "math.h", "cmath", "string.h", "cstring"})
     | frozenset(CPU_HEADERS),
-    "cuda": frozenset(
-        {
-            "cuda_bf16.h",
-            "cuda_fp16.h",
-            "cuda_fp8.h",
-            "mma.h",
-            "cuda_pipeline.h",
-            "cuda_pipeline_primitives.h",
-        }
-        | {"cuda/barrier", "cuda/pipeline", "cuda/std/cstdint", "cooperative_groups.h"}
-    )
-    | frozenset(CUDA_HEADERS),
+    "cuda": TOOLKIT_HEADERS | frozenset(CUDA_HEADERS),
 }
 
 #: Words that no kernel needs -> why they are refused.
@@ -115,6 +109,12 @@ def violations(source: str, language: Language) -> tuple[Violation, ...]:
     if alternative := re.search(r"\?\?|<:|:>|<%|%>|%:", code):
         return (Violation(code.count("\n", 0, alternative.start()) + 1, "digraphs and trigraphs are not accepted"),)
     return (*_directive_violations(code, language), *_word_violations(tokens, language))
+
+
+def toolkit_includes(source: str) -> tuple[str, ...]:
+    """Headers of the CUDA toolkit that the text includes, sorted."""
+    named = re.findall(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]{1,80})[>"]', source, re.MULTILINE)
+    return tuple(sorted(TOOLKIT_HEADERS.intersection(named)))
 
 
 @dataclass(frozen=True, slots=True)

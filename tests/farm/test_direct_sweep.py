@@ -3,6 +3,7 @@
 The answers are written by hand for these tests (tests/responses/written): no measurement of any model.
 """
 
+import dataclasses
 import json
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,11 @@ from chat_server import ChatServer, completion
 from model_runs import PROGRAM, SKETCH, fenced, rows, sweep
 
 import catalog
+from farm.foreign import Refused, read_source
+from farm.jobs import Job
 from generator.authors.answers import extract
+from generator.spec import AttentionSpec, Rule
+from generator.translate.records import Translated
 
 WRITTEN = Path(__file__).parent.parent / "responses/written"
 CPP = (WRITTEN / "direct_cpu.md").read_text()
@@ -162,3 +167,13 @@ def test_flags_for_a_model_need_one(tmp_path):
     assert ended.returncode == 2 and "--translator: says how a language model is asked" in ended.stderr
     ended = sweep(tmp_path, None, "--translator", "theirs", "--base-url", "http://localhost:1/v1", plan=PLAN)
     assert ended.returncode == 2 and "expected one of ours, llm, found 'theirs'" in ended.stderr
+
+
+def test_headers_that_this_machine_lacks_are_not_the_models_fault(tmp_path, monkeypatch):
+    monkeypatch.setattr("farm.foreign.toolkit_headers", lambda: ((), "none"))
+    spec = AttentionSpec(2, 1, 32, 32, 1, 64, 64, "fp16", (Rule.make("causal"),))
+    source, launch = extract(CUDA).get("source"), extract(CUDA).get("launch")
+    job = Job("0" * 64, spec, "sm_80", "", source=source, launch=launch)
+    assert isinstance(read_source(job), Translated), "our own headers are always there"
+    refused = read_source(dataclasses.replace(job, source="#include <cuda_fp16.h>\n" + source))
+    assert isinstance(refused, Refused) and refused.reason == "not_run" and "pip install" in refused.message

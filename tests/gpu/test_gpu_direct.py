@@ -52,7 +52,7 @@ def attempted(spec: AttentionSpec, target: str, source: str, launch: str, cache:
     opened = store.open(folder / "catalog", create=True)
     shop = Shop(opened.uri, str(cache), sweep_id="gpu")
     key = digest_text(target + source + launch)
-    job = Job(key, spec, target, "", measure_s=0.3, arch=arch_for(target), source=source, launch=launch)
+    job = Job(key, spec, target, "", 0.3, ("torch-sdpa",), arch=arch_for(target), source=source, launch=launch)
     row = stages.run_attempt(job, shop, device)
     with opened.writer("gpu") as writer:
         writer.append(row)
