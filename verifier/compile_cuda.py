@@ -106,7 +106,7 @@ def compile_cuda(
         if headers:
             write_headers(headers, work / "include")
             before = "--pre-include=" if compiler.kind == "nvrtc" else "-include="
-            options = [*(f"-I{folder}" for folder in (work / "include", *includes)), f"{before}{COPIES}"]
+            options = [*(f"-I{folder}" for folder in ("include", *includes)), f"{before}{COPIES}"]
         ended = _run(compiler, source, out, arch, limits, options)
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
             return _failed(ended, limits)

@@ -15,7 +15,7 @@ from generator.spec import AttentionSpec
 from generator.targets import Target
 from generator.translate.direct import CPU_FIELDS, CUDA_FIELDS, language_of
 from generator.translate.direct.expressions import FUNCTIONS
-from generator.translate.direct.headers import CPU_RUNTIME, CUDA_RUNTIME, cpu_files, cuda_files, functions_in
+from generator.translate.direct.headers import CPU_RUNTIME, CUDA_FAMILIES, CUDA_RUNTIME, cpu_files, cuda_files, functions_in
 from generator.translate.direct.parameters import call_scalars, call_tensors
 
 TITLES = {"c++": "C++17", "cuda": "CUDA C++"}
@@ -111,21 +111,25 @@ def _example(spec: AttentionSpec, target: Target) -> str:
 def _functions(target: Target) -> str:
     """Our device headers by name with the first lines of what they hold; those of the target's instructions only."""
     if target.family == "cpu":
-        files, names = cpu_files(), tuple(CPU_RUNTIME)
-    else:
-        files, left_out = cuda_files(standard_names=True), _other_instructions(target)
-        names = tuple(name for name in CUDA_RUNTIME if name not in left_out)
+        return _listed(cpu_files(), tuple(CPU_RUNTIME))
+    files = cuda_files(standard_names=True)
+    shared = tuple(name for name in CUDA_RUNTIME if not any(name in family for family in CUDA_FAMILIES.values()))
+    parts = [_listed(files, shared)]
+    for family, names in header_families(target).items():
+        step = f", after `#define FARM_MMA_K {8 if target.isa == 'sm_75' else 16}`" if family == "mma.sync" else ""
+        parts.append(f"For {family} (one family in a source, never two{step}):\n\n{_listed(files, names)}")
+    return "\n\n".join(parts)
+
+
+def header_families(target: Target) -> dict[str, tuple[str, ...]]:
+    """The families of instructions that a CUDA target has, with their headers."""
+    copies = "copy_staged.cuh" if target.isa == "sm_75" else "copy_async.cuh"
+    mma = tuple(name for name in CUDA_FAMILIES["mma.sync"] if not name.startswith("copy_") or name == copies)
+    return {"mma.sync": mma} | ({"wgmma": CUDA_FAMILIES["wgmma"]} if target.compute_capability >= 90 else {})
+
+
+def _listed(files: dict[str, str], names: tuple[str, ...]) -> str:
     return "\n\n".join(f"{name}:\n" + "\n".join(functions_in(files, name)) for name in names)
-
-
-def _other_instructions(target: Target) -> tuple[str, ...]:
-    match target.isa:
-        case "sm_75":
-            return ("copy_async.cuh", "ptx_wgmma.cuh", "wgmma.cuh")
-        case "sm_80":
-            return ("copy_staged.cuh", "ptx_wgmma.cuh", "wgmma.cuh")
-        case _:
-            return ("copy_staged.cuh",)
 
 
 __all__ = ["DirectPrompts", "direct_prompts", "load", "parameters", "translation_system"]

@@ -8,11 +8,11 @@ import pytest
 from recorded_cuda import device_source, launch_text
 
 from generator.authors.answers import extract
-from generator.authors.direct_prompts import direct_prompts
+from generator.authors.direct_prompts import direct_prompts, header_families
 from generator.spec import AttentionSpec, Rule
 from generator.targets import find_target
 from generator.translate.direct import NotALaunch, language_of, read_direct
-from generator.translate.direct.headers import CPU_RUNTIME, CUDA_RUNTIME, STANDARD_NAMES
+from generator.translate.direct.headers import CPU_RUNTIME, CUDA_FAMILIES, CUDA_RUNTIME, STANDARD_NAMES
 from verifier.compile import compile_translated
 from verifier.foreign import toolkit_headers
 from verifier.records import Binary, CompileFailed
@@ -98,23 +98,23 @@ def test_every_header_for_cpp_can_be_included(tmp_path, isa):
     assert isinstance(binary := compiled(source, tmp_path, target=f"cpu-{isa}"), Binary), binary
 
 
-NOT_FOR = {
-    "sm_75": {"copy_async.cuh", "ptx_wgmma.cuh", "wgmma.cuh"},
-    "sm_80": {"copy_staged.cuh", "ptx_wgmma.cuh", "wgmma.cuh"},
-    "sm_90a": {"copy_staged.cuh"},
-}
-
-
 @needs_nvrtc
-@pytest.mark.parametrize("target", NOT_FOR)
-def test_every_header_for_cuda_can_be_included(tmp_path, target):
-    names = [name for name in (*STANDARD_NAMES, *CUDA_RUNTIME) if name not in NOT_FOR[target]]
-    step = "#define FARM_MMA_K 8\n" if target == "sm_75" else "#define FARM_MMA_K 16\n"
+@pytest.mark.parametrize(
+    ("target", "family"), [("sm_75", "mma.sync"), ("sm_80", "mma.sync"), ("sm_90a", "mma.sync"), ("sm_90a", "wgmma")]
+)
+def test_every_header_of_a_family_can_be_included(tmp_path, target, family):
+    names = [*STANDARD_NAMES, *reversed(header_families(find_target(target))[family]), "common.cuh"]
+    step = f"#define FARM_MMA_K {8 if target == 'sm_75' else 16}\n"
     source = step + "".join(f"#include <{name}>\n" for name in names) + 'extern "C" __global__ void kernel(float* o) {}\n'
     arguments = [{"tensor": name} for name in ("O", "LSE", "Q", "K", "V")]
     launch = json.dumps({"entry": "kernel", "arguments": arguments, "grid": [1], "block": 32, "shared_bytes": 0})
     spec = AttentionSpec(8, 2, 128, 128, 1, 300, 300, "fp16")
     assert isinstance(binary := compiled(source, tmp_path, launch, spec, target), Binary), binary
+
+
+def test_every_header_for_cuda_is_offered():
+    offered = {name for names in CUDA_FAMILIES.values() for name in names} | {"ptx.cuh", "common.cuh"}
+    assert offered == set(CUDA_RUNTIME)
 
 
 @pytest.mark.parametrize("target", ["cpu-avx2", pytest.param("sm_80", marks=needs_nvrtc)])

@@ -36,6 +36,11 @@ CUDA_RUNTIME: dict[str, tuple[str, ...]] = {
     "copy_staged.cuh": ("shared_tile.cuh",),
     "wgmma.cuh": ("ptx_wgmma.cuh", "common.cuh"),
 }
+#: Family of instructions -> its headers. Source takes one family's: names of the two overlap.
+CUDA_FAMILIES: dict[str, tuple[str, ...]] = {
+    "mma.sync": ("ptx_mma.cuh", "shared_tile.cuh", "mma.cuh", "copy_async.cuh", "copy_staged.cuh"),
+    "wgmma": ("ptx_wgmma.cuh", "wgmma.cuh"),
+}
 CPU_HEADERS = ("farm_call.h", *CPU_RUNTIME)
 CUDA_HEADERS = (*STANDARD_NAMES, *CUDA_RUNTIME)
 #: Put before every foreign CUDA source: what the launcher needs of the module besides the kernel.
