@@ -19,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -157,16 +156,18 @@ def judged(case: Case, sanitized: bool, device: str = "cuda:0") -> dict[str, Any
 def in_turn(cases: Sequence[Case], sample: int, workers: int, end: float) -> Iterator[dict[str, Any]]:
     """Each worker is one process that judges case after case; cases that the time does not reach are left out."""
     chosen = {case.name for case in cases[:: max(1, len(cases) // sample)]} if sample else set()
-    with ProcessPoolExecutor(workers, mp_context=mp.get_context("spawn")) as pool:
-        waiting = {pool.submit(judged, case, case.name in chosen): case for case in cases}
-        for future in waiting:
-            if (left := end - time.monotonic()) <= 0:
-                future.cancel()
-                continue
+    with mp.get_context("spawn").Pool(workers) as pool:  # which ends its processes on leaving, whatever they do
+        results = pool.imap_unordered(_judged, [(case, case.name in chosen) for case in cases])
+        for _ in cases:
             try:
-                yield future.result(left)
-            except Exception as error:  # noqa: BLE001
-                log("  not judged:", waiting[future].name, type(error).__name__)
+                yield results.next(max(0.01, end - time.monotonic()))
+            except mp.TimeoutError:
+                log("  out of time")
+                return
+
+
+def _judged(item: tuple[Case, bool]) -> dict[str, Any]:
+    return judged(*item)
 
 
 def main() -> None:

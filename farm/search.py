@@ -129,7 +129,7 @@ class RuleSearch:
         versions, sheet = (self.versions.translator, self.versions.harness.removesuffix(SANITIZED)), find_target(target)
         tiles = self._ordered(code, target)
         tried = self.history.tried(spec, target, device_key, versions)
-        learnt = self.history.promising(spec, target, device_key)[: max(1, first.wanted // 2)]
+        learnt = self.history.promising(spec, target, device_key, max(1, first.wanted // 2))
         led = [c for c in (*tried, *learnt) if {name: c.get(name) for name in tiles[0]} in tiles]
         spread = order_choices(tiles, led[0] if led and led[0] in tiles else tiles[0])
         local = first.wanted // 2 if first.wanted > SMALL_SEARCH else 0
