@@ -148,18 +148,19 @@ def taught(folder, *rows) -> History:
 
 
 def test_what_won_at_the_nearest_shape_is_tried_first(tmp_path) -> None:
-    odd = {"BM": 64, "BN": 32, "warps": "4"}
+    tiles = ordered_choices(RuleAuthor().code(SPEC, "sm_80"), find_target("sm_80"), {})
+    odd = tiles[-1] | {"warps": "4"}
     near, far = SPEC.with_shape(seqlen_q=2048, seqlen_k=2048), SPEC.with_shape(seqlen_q=16384, seqlen_k=16384)
     history = taught(
         tmp_path,
-        row_of(far, {"BM": 128, "BN": 32}, 1, ratio_p50=9.0),
+        row_of(far, tiles[2], 1, ratio_p50=9.0),
         row_of(near, odd, 2, ratio_p50=1.2),
-        row_of(near, {"BM": 128, "BN": 48}, 3, ratio_p50=1.1),
-        row_of(near, {"BM": 128, "BN": 128}, 4, reason_code="wrong_value"),
+        row_of(near, tiles[1], 3, ratio_p50=1.1),
+        row_of(near, tiles[-2], 4, reason_code="wrong_value"),
     )
     machine = Machine()
     search(machine, 6, history=history)
-    assert machine.tried()[:3] == [odd, {"BM": 128, "BN": 48}, {"BM": 128, "BN": 32}]
+    assert machine.tried()[:3] == [odd, tiles[1], tiles[2]]
 
 
 def test_the_next_shape_of_a_sweep_learns_from_the_one_before(tmp_path) -> None:
