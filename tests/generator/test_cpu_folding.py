@@ -81,13 +81,19 @@ def test_where_zeros_are_a_flag_and_stores_scale() -> None:
     assert "scale_at" not in translated(program_of(BODIES["stored twice"])).source
 
 
-def test_products_take_the_maxima_that_follow_them() -> None:
-    """Of bf16 tiles, where nothing but masks stands between: in edge tiles the masked scores are passed over for it."""
+def test_products_run_the_pass_behind_them_block_by_block() -> None:
+    """Of bf16 tiles, where it only changes the result in place and takes maxima; in edge tiles it runs on the whole tile."""
     text = source("attention", "bf16", BM=64, BN=96, D=64, DV=64)
-    made = kernel_text(text, "cpu-amx")
-    assert "product_bf16<64, false, !EDGE>" in made and re.search(r"\} else UNROLL .* vload\(t_rowmax_at_0 \+", made)
-    changed = text.replace(
+    by_block = (
+        r"product_bf16<64, false>\(.*, \[&\]\(int64_t lane, int64_t n0, int64_t n1\) \{ (nest\d)<32 / VL, EDGE>\(lane, n0, n1\)"
+    )
+    assert re.search(by_block, kernel_text(text, "cpu-amx"))
+    scaled = text.replace(
         "  Compute new_max = max(row_max, rowmax(S))", "  Compute S = S * 2.0\n  Compute new_max = max(row_max, rowmax(S))"
     )
-    assert changed != text and "product_bf16<64, false>" in kernel_text(changed, "cpu-amx")
+    assert scaled != text and re.search(by_block, kernel_text(scaled, "cpu-amx"))
+    summed = text.replace(
+        "  Compute new_max = max(row_max, rowmax(S))", "  Compute new_max = max(row_max, rowmax(S) + 0.0 * rowsum(S))"
+    )
+    assert summed != text and not re.search(by_block, kernel_text(summed, "cpu-amx"))
     assert "product_lanes<64, false, NONE>" in kernel_text(text, "cpu-avx512")

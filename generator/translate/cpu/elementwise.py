@@ -6,7 +6,7 @@ import re
 
 from generator.tl.ir import Expr, Index, Op, Var, names
 from generator.tl.printer import print_statement
-from generator.translate.cpu.folding import Maxima, touched
+from generator.translate.cpu.folding import touched
 from generator.translate.cpu.limits import LimitTests
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.nests import Nest, Phase
@@ -50,15 +50,15 @@ class Versions:
 class NestWriter:
     """One nest. `after`: tiles whose values are read later, outside of this nest or by a later nest of its section.
 
-    wanted: a maximum that the product in front has taken already, if the pass that takes it does nothing else.
+    blockwise: one pass, of columns [n0, n1) that the caller names; its maxima go on from what memory holds.
     """
 
-    def __init__(self, unit: Unit, nest: Nest, after: set[str], limits: LimitTests, wanted: Maxima | None) -> None:
+    def __init__(self, unit: Unit, nest: Nest, after: set[str], limits: LimitTests, blockwise: bool = False) -> None:
         self.unit, self.nest, self.after, self.limits = unit, nest, after, limits
         self.versioned = {n for s in nest.steps for n in {s.into, *names(s.value)} if n in unit.ops.tiles and unit.tile(n).shape}
         self.versions = Versions(self.versioned)
         self.pairs: list[str] = []  # tiles of pairs that the pass at hand writes
-        self.wanted, self.takes_maxima = wanted, False
+        self.blockwise, self.has_edge = blockwise, False
         self.guarded: set[str] = set()  # tiles that may be a flag for zeros, where this nest takes that into account
         self.in_memory: set[str] = set()  # names of elements that were loaded, so that memory holds their values
 
@@ -90,13 +90,24 @@ class NestWriter:
         for i, phase in enumerate(self.nest.phases):
             body += self._row_phase(phase) if phase.over == "rows" else self._column_phase(phase, i)
         body += self._store_rows()
-        has_edge = any("EDGE" in x for x in body)
-        head = f"template <int N{', bool EDGE' if has_edge else ''}> MEMBER void nest{number}(const int64_t lane) {{"
+        self.has_edge = any("EDGE" in x for x in body)
+        flags, given = (
+            (", bool EDGE" if self.has_edge else ""),
+            (", const int64_t n0, const int64_t n1" if self.blockwise else ""),
+        )
+        head = f"template <int N{flags}> MEMBER void nest{number}(const int64_t lane{given}) {{"
         self.unit.functions += [head, *indent(self.text.top + body), "}"]
-        rows, flags = padded(self.nest.rows), ", EDGE" if has_edge else ""
-        calls = [f"for (int64_t lane = 0; lane + LANES <= {rows}; lane += LANES) nest{number}<NV{flags}>(lane);"]
+        return self._calls(number)
+
+    def _calls(self, number: int) -> list[str]:
+        """Every block of lanes, and a narrower one."""
+        rows, flags = padded(self.nest.rows), ", EDGE" if self.has_edge else ""
+        phase = self.nest.phases[0]
+        given = ", {}, {}".format(*self.unit.span(phase.span, phase.columns)) if self.blockwise else ""
+        calls = [f"for (int64_t lane = 0; lane + LANES <= {rows}; lane += LANES) nest{number}<NV{flags}>(lane{given});"]
         if self.nest.rows % 64:
-            calls.append(f"if constexpr ({rows} % LANES != 0) nest{number}<{rows} % LANES / VL{flags}>({rows} - {rows} % LANES);")
+            rest = f"nest{number}<{rows} % LANES / VL{flags}>({rows} - {rows} % LANES{given});"
+            calls.append(f"if constexpr ({rows} % LANES != 0) {rest}")
         return calls
 
     def _row_phase(self, phase: Phase) -> list[str]:
@@ -156,30 +167,19 @@ class NestWriter:
                 body += self._assign(s, value, text, f"n * {ld} + lane + j * VL", position)
             else:
                 array, update = self._reduction(s, value)
-                start += [f"vf {array}[N];", f"UNROLL for (int j = 0; j < N; ++j) {array}[j] = {self._identity(s)};"]
+                begin = f"vload({tile_name(s.into)} + lane + j * VL)" if self.blockwise else self._identity(s)
+                start += [f"vf {array}[N];", f"UNROLL for (int j = 0; j < N; ++j) {array}[j] = {begin};"]
                 body.append(update)
                 finished[self.versions.next(s.into)] = array
         before = [*text.outer, *start]
         text.row_arrays |= finished
         text.level = "row"
-        first, last = self.unit.span(phase.span, phase.columns)
+        first, last = ("n0", "n1") if self.blockwise else self.unit.span(phase.span, phase.columns)
         body = [*text.column, "UNROLL for (int j = 0; j < N; ++j) {", *indent(body), "}"]
         if self.pairs:
             return [*before, *self._in_pairs(body, phase, first, last)]
         loop = [f"for (int64_t n = {first}; n < {last}; ++n) {{", *indent(body), "}"]
-        if self.wanted is not None and self._takes(phase, self.wanted):
-            (array,) = finished.values()
-            known = f"UNROLL for (int j = 0; j < N; ++j) {array}[j] = vload({tile_name(self.wanted.row)} + lane + j * VL);"
-            loop = ["if (EDGE) {", *indent(loop), f"}} else {known}"] if self.wanted.masked else [known]
         return [*before, *self._only_where_it_changes(phase, loop)]
-
-    def _takes(self, phase: Phase, wanted: Maxima) -> bool:
-        """Whether the pass does nothing but masks and the maximum that the product has taken."""
-        *masks, last = phase.steps
-        if last.into != wanted.row or any(s.into != wanted.tile for s in masks):
-            return False
-        self.takes_maxima = True
-        return True
 
     def _in_pairs(self, body: list[str], phase: Phase, first: str, last: str) -> list[str]:
         """Two columns at a time: a tile of pairs takes both in one store."""

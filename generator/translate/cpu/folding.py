@@ -1,4 +1,4 @@
-"""What need not be a pass over a tile: scalings, maxima and zeros that products and stores take on the way.
+"""What need not be a pass over a tile: scalings that products and stores do on the way, and zeros that are never written.
 
 Decides; emits no text.
 """
@@ -6,7 +6,6 @@ Decides; emits no text.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 
 from generator.tl.ir import Expr, Num, Op, Var, names
 from generator.translate.cpu.ops import Branch, Loop, Ops, Product, Step, Store, Tile, Work, every, reads, writes
@@ -88,34 +87,6 @@ def _scaling(before: list[Work], into: str, tiles: dict[str, Tile], is_row: Call
         if isinstance(op, Loop | Branch) or into in reads(op) | writes(op):
             return None
         written |= writes(op)
-    return None
-
-
-# ---------------------------------------------------------------------------------------------------------------- maxima
-
-
-@dataclass(frozen=True, slots=True)
-class Maxima:
-    """`row = rowmax(tile)` right behind the product that makes the tile, nothing but masks between: the product can take it.
-
-    masked: whether there are masks; in edge tiles the nest takes the maximum then, behind them.
-    """
-
-    tile: str
-    row: str
-    masked: bool
-
-
-def maxima(op: Product, steps: Iterable[Step], is_mask: Callable[[Step], bool]) -> Maxima | None:
-    """What a product can take from the statements behind it. is_mask: whether one changes nothing but in edge tiles."""
-    tile, masked = op.gemm.into, False
-    for s in steps:
-        if s.kind == "rowmax" and s.value == Var(tile):
-            return Maxima(tile, s.into, masked)
-        if touched([s], tile):
-            if s.into != tile or not is_mask(s):
-                return None
-            masked = True
     return None
 
 

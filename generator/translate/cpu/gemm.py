@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from generator.tl.ir import Gemm
-from generator.translate.cpu.folding import Maxima
 from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, vector_operand
 from generator.translate.cpu.limits import seen_by_row
 from generator.translate.cpu.names import tile_name
@@ -41,22 +40,32 @@ def contraction(unit: Unit, g: Gemm, loop: int | None) -> tuple[str, str]:
     return ("0", str(size)) if g.a_transposed else unit.span(unit.span_of(g.a, loop), size)
 
 
-def takes_maxima(unit: Unit, op: Product) -> bool:
-    """Whether a product may take each row's maximum: one of bf16 tiles whose result starts here, no columns to fill it up."""
+@dataclass(frozen=True, slots=True)
+class BlockPass:
+    """A nest over the columns of a product's result that runs on each block of it as it is made: a function and its maxima.
+
+    everywhere: calls that run it on the whole tile, in edge tiles, where products leave blocks out.
+    """
+
+    function: str
+    has_edge: bool
+    maxima: tuple[str, ...]
+    everywhere: tuple[str, ...]
+
+
+def takes_pass(unit: Unit, op: Product) -> bool:
+    """Whether a product can run a pass on its blocks: one of bf16 tiles whose result starts here, no columns to fill it up."""
     g = op.gemm
     return id(op) in unit.placement.bf16 and not g.accumulate and g.b_transposed
 
 
-def product(unit: Unit, op: Product, loop: int | None, wanted: Maxima | None) -> list[str]:
-    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one.
-
-    wanted: the maximum of each row that is taken on the way.
-    """
+def product(unit: Unit, op: Product, loop: int | None, behind: BlockPass | None = None) -> list[str]:
+    """c[i][lane] (+)= sum over t of a[i][t] * b[t][lane]; i is a column of a LANES result, a row of a ROWS one."""
     g = op.gemm
     settled = [line for n in dict.fromkeys((g.a, g.b)) for line in unit.settle(n)]
     ends = [f"zero_{g.into} = false;"] if g.into in unit.zeros else []
     if id(op) in unit.placement.bf16:
-        return [*settled, *_bf16(unit, op, loop, wanted), *ends]
+        return [*settled, *_bf16(unit, op, loop, behind), *ends]
     if is_dot(g, unit.ops, unit.placement):
         return [*settled, *_dot(unit, op, loop), *ends]
     return [*settled, *_fp32(unit, op, loop), *ends]
@@ -93,7 +102,7 @@ def _fp32(unit: Unit, op: Product, loop: int | None) -> list[str]:
     return [*before, f"product_{'lanes' if lanes_first else 'rows'}{template}({call}{tail});"]
 
 
-def _bf16(unit: Unit, op: Product, loop: int | None, wanted: Maxima | None) -> list[str]:
+def _bf16(unit: Unit, op: Product, loop: int | None, behind: BlockPass | None) -> list[str]:
     """Rows of B (or its columns, turned) by pairs of A: result column by column, its rows in lanes."""
     g = op.gemm
     (rows, cols), inner = unit.tile(g.into).shape, unit.tile(g.a).shape[1]
@@ -108,16 +117,25 @@ def _bf16(unit: Unit, op: Product, loop: int | None, wanted: Maxima | None) -> l
     inside = f"Span{{{t0}, {chunks(inner) if t1 == str(inner) else t1}}}"
     call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
     start = f", zero_{g.into}" if g.accumulate and g.into in unit.zeros else ""
-    if wanted is not None:
-        start = f", false, {tile_name(wanted.row)}"
     edges = ", ".join(f"EDGE ? &seen{loop} : nullptr" if has_edges(unit, n, loop) else "nullptr" for n in (g.into, g.a))
-    maximum = "" if wanted is None else ", !EDGE" if wanted.masked else ", true"
-    product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}{maximum}>"
+    product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>"
+    if behind is not None:
+        return _with_pass(unit, f"{product_of}({call}, Edges{{{edges}}}", rows, loop, behind)
     if unit.span_of(g.a, loop) is None:
         return [f"{product_of}({call}, Edges{{{edges}}}{start});"]
     name = f"edges_{g.b}_{g.into}"
     hidden = f"if (EDGE) hide_ends({name}, {first}, {chunks(cols)}, exact{loop}, hx_{g.b});"
     return [f"Edges {name}{{{edges}}};", hidden, f"{product_of}({call}, {name}{start});"]
+
+
+def _with_pass(unit: Unit, call: str, rows: int, loop: int | None, behind: BlockPass) -> list[str]:
+    """call: of the product, without what follows its edges. Blocks are 32 lanes wide."""
+    start = [f"no_maxima<{rows}>({tile_name(r)});" for r in behind.maxima]
+    each = f"{behind.function}<32 / VL{', EDGE' if behind.has_edge else ''}>(lane, n0, n1);"
+    blocks = f"{call}, false, [&](int64_t lane, int64_t n0, int64_t n1) {{ {each} }});"
+    if loop is None or not unit.limits[loop].masked:
+        return [*start, blocks]
+    return [*start, "if constexpr (!EDGE) {", f"  {blocks}", "} else {", *indent([f"{call});", *behind.everywhere]), "}"]
 
 
 def has_edges(unit: Unit, name: str, loop: int | None) -> bool:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from generator.tl.ir import ROWS, For, Gemm, Op, Var
+from generator.tl.ir import ROWS, For, Gemm
 from generator.tl.printer import print_expression, print_statement
 from generator.translate.cpu.copies import load, store
 from generator.translate.cpu.elementwise import NestWriter, comment
-from generator.translate.cpu.folding import Maxima, is_zero, maxima, touched
-from generator.translate.cpu.gemm import product, takes_maxima
+from generator.translate.cpu.folding import is_zero, touched
+from generator.translate.cpu.gemm import BlockPass, product, takes_pass
 from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_by_row, seen_text, whole_text
-from generator.translate.cpu.nests import Nest, Sections
+from generator.translate.cpu.nests import Nest, Sections, split_first
 from generator.translate.cpu.ops import Branch, Load, Loop, Product, Step, Store, Work, every, reads
 from generator.translate.cpu.unit import Unit, indent, padded
-from generator.translate.passes.conditions import conjuncts
 
 
 class BodyWriter:
@@ -36,36 +35,19 @@ class BodyWriter:
         return out
 
     def _with_section(self, op: Work | None, steps: list[Step], loop: Loop | None) -> list[str]:
-        """A statement and the section behind it; a product may take a maximum from the section."""
-        wanted = self._maxima(op, steps, loop) if isinstance(op, Product) else None
-        first = self.work(op, loop) if op is not None and wanted is None else []
-        taken, lines = self.section(steps, loop, wanted) if steps else (False, [])
-        if op is not None and wanted is not None:
-            first = self.work(op, loop, wanted if taken else None)
-        return [*first, *lines]
+        """A statement and the section behind it, whose first pass a product may run on its blocks."""
+        if not isinstance(op, Product) or not takes_pass(self.unit, op) or not steps:
+            return [*(self.work(op, loop) if op is not None else []), *(self.section(steps, loop) if steps else [])]
+        return self.section(steps, loop, op)
 
-    def _maxima(self, op: Product, steps: list[Step], loop: Loop | None) -> Maxima | None:
-        limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
-
-        def is_mask(s: Step) -> bool:
-            match s.value:
-                case Op("where", (test, Var(x), _)) if x == s.into:
-                    known, others = limits.split(conjuncts(test))
-                    return known is not None and not others
-            return False
-
-        found = maxima(op, steps, is_mask) if takes_maxima(self.unit, op) else None
-        hides = found is not None and self.unit.span_of(found.tile, loop.index if loop is not None else None) is not None
-        return None if found is None or hides and not found.masked else found
-
-    def work(self, op: Work, loop: Loop | None, wanted: Maxima | None = None) -> list[str]:
+    def work(self, op: Work, loop: Loop | None) -> list[str]:
         match op:
             case Load(s):
                 return [_comment(s), *load(self.unit, s, *self._rows_read(s.into, loop))]
             case Store(s, scale):
                 return [_comment(s), *store(self.unit, s, scale)]
             case Product(g):
-                return [_comment(g), *product(self.unit, op, loop.index if loop is not None else None, wanted)]
+                return [_comment(g), *product(self.unit, op, loop.index if loop is not None else None)]
             case Loop():
                 self.loop(op)
                 return [f"loop{op.index}();"]
@@ -76,28 +58,49 @@ class BodyWriter:
             case Step():
                 raise AssertionError(op)
 
-    def section(self, steps: list[Step], loop: Loop | None, wanted: Maxima | None) -> tuple[bool, list[str]]:
-        """Whether the maximum that the product in front can take is taken from it; the lines that run the section."""
-        live = self.unit.ops.after(steps[-1])
+    def section(self, steps: list[Step], loop: Loop | None, made_by: Product | None = None) -> list[str]:
+        """Statements in nests. made_by: the product in front, whose code then stands here too."""
+        live = set(self.unit.ops.after(steps[-1]))
         zeros = [s for s in steps if s.into in self.unit.zeros and is_zero(s, self.unit.ops.tiles)]
         zeros = [s for s in zeros if not touched((t for t in steps if t is not s), s.into)]
-        steps = [s for s in steps if s not in zeros]
-        nests = self.sections.nests(steps, loop.index if loop is not None else -1)
-        limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
-        taken = False
+        nests = self.sections.nests([s for s in steps if s not in zeros], loop.index if loop is not None else -1)
         out = [line for s in zeros for line in (comment(s), f"zero_{s.into} = true;")]
+        if made_by is not None:
+            nests, lines = self._product_with_pass(made_by, nests, live, loop)
+            out += lines
         for i, nest in enumerate(nests):
             later = {n for other in nests[i + 1 :] for s in other.steps for n in s.reads}
             if nest.kind == "rows" and any(p.span is not None for p in nest.phases) and loop is not None:
                 self.whole_vectors.add(loop.index)
-            writer = NestWriter(self.unit, nest, set(live) | later, limits, wanted)
-            calls = writer.finish(self.num_nests)
-            taken |= writer.takes_maxima
-            touches = {n for n in self.unit.zeros - writer.guarded if touched(nest.steps, n)}
-            out += [line for n in sorted(touches) for line in self.unit.settle(n)] + calls
-            self.unit.decisions.append(f"nest{self.num_nests}: {describe(nest)}")
-            self.num_nests += 1
-        return taken, out
+            out += self._nest(nest, live | later, loop)[1]
+        return out
+
+    def _nest(self, nest: Nest, after: set[str], loop: Loop | None, blockwise: bool = False) -> tuple[NestWriter, list[str]]:
+        """A nest's function, and the lines that call it."""
+        limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
+        writer = NestWriter(self.unit, nest, after, limits, blockwise)
+        calls = writer.finish(self.num_nests)
+        touches = {n for n in self.unit.zeros - writer.guarded if touched(nest.steps, n)}
+        where = ", block by block as the product makes it" if blockwise else ""
+        self.unit.decisions.append(f"nest{self.num_nests}: {describe(nest)}{where}")
+        self.num_nests += 1
+        return writer, [line for n in sorted(touches) for line in self.unit.settle(n)] + calls
+
+    def _product_with_pass(
+        self, op: Product, nests: list[Nest], live: set[str], loop: Loop | None
+    ) -> tuple[list[Nest], list[str]]:
+        """The nests that are left for later, and the product with the pass that its blocks run, if there is one."""
+        made, at = op.gemm.into, loop.index if loop is not None else None
+        halves = split_first(nests[0], made, self.unit.ops.tiles) if nests else None
+        if halves is None or halves[0].phases[0].span != self.unit.span_of(made, at):
+            return nests, self.work(op, loop)
+        first, *later = [*halves, *nests[1:]]
+        later = [nest for nest in later if nest.phases]
+        number, read = self.num_nests, {n for nest in later for s in nest.steps for n in s.reads}
+        writer, calls = self._nest(first, live | read, loop, blockwise=True)
+        maxima = tuple(s.into for s in first.steps if s.kind == "rowmax")
+        behind = BlockPass(f"nest{number}", writer.has_edge, maxima, tuple(calls))
+        return later, [_comment(op.gemm), *product(self.unit, op, at, behind)]
 
     def _rows_read(self, name: str, loop: Loop | None) -> tuple[str, str]:
         """All rows of a loaded tile, or only those behind the columns that the block may see."""

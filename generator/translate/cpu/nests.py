@@ -39,6 +39,21 @@ class Nest:
         return [s for p in self.phases for s in p.steps]
 
 
+def split_first(nest: Nest, made: str, tiles: dict[str, Tile]) -> tuple[Nest, Nest] | None:
+    """The first pass as a nest of its own, where it only changes the tile `made` in place and takes maxima of it.
+
+    Such a pass can run block by block, in any order of the blocks, while the tile is being made.
+    """
+    first, *others = nest.phases
+    if nest.kind != "lanes" or first.over != "columns" or first.columns != tiles[made].shape[1]:
+        return None
+    if not all(s.kind == "rowmax" or (s.kind == "element" and s.into == made) for s in first.steps):
+        return None
+    if any(tiles[x].is_element and x != made for s in first.steps for x in s.reads if x in tiles):
+        return None
+    return Nest("lanes", nest.rows, [first]), Nest("lanes", nest.rows, others)
+
+
 class Sections:
     """Schedules sections of one program. spans: (loop, tile) where a loop bounds the columns of a tile."""
 

@@ -149,23 +149,16 @@ static void hide_ends(Edges& edges, const bf16* a, int64_t rows, Span seen, bf16
   if (seen.last % 32 != 0 && edges.head_at != last) copy(last, scratch + step), edges.tail = scratch + step, edges.tail_at = last;
 }
 
-// The largest value of each of 32 lanes in some rows of a result that has just been made.
-template <int M> INLINE void lane_maxima(const float* c, int64_t rows, float* most) {
-  vf m0 = vload(most), m1 = vload(most + VL);
-  for (int64_t i = 0; i < rows; ++i) m0 = vmax(vload(c + i * M), m0), m1 = vmax(vload(c + i * M + VL), m1);
-  vstore(most, m0), vstore(most + VL, m1);
-}
 template <int M> INLINE void no_maxima(float* most) { for (int i = 0; i < M; i += VL) vstore(most + i, vset(-INF)); }
+struct NoPass { MEMBER void operator()(int64_t, int64_t, int64_t) const {} };
 
 #if FARM_TILES
 // c[i][lane] for i in n, 32 rows of the result by 32 lanes at a time: four tiles of sums, two of each operand. t: the contraction; zero: c
-// holds nothing yet. MAX: most[lane] becomes the largest c of the lane, taken while the next block's products are under way.
-template <int M, bool ADD, bool MAX = false>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero = false, float* most = nullptr) {
+// holds nothing yet. pass(lane, first, last): what runs on each block of 32 lanes while it lies in L1, the next one's products under way.
+template <int M, bool ADD, class Pass = NoPass>
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero = false, Pass pass = {}) {
   static_assert(M % 32 == 0, "lanes in pairs of tiles");
-  if (MAX) no_maxima<M>(most);
-  const float* made = nullptr;  // the block before, and its lanes
-  int64_t made_lane = 0;
+  int64_t made = -1, made_lane = 0;  // the block before: its rows of the result, its lanes
   for (int64_t i = n.first; i < n.last; i += 32) {
     const Span lanes = edges.lanes(i, 32, M);
     for (int64_t lane = lanes.first / 32 * 32; lane < lanes.last; lane += 32) {
@@ -187,13 +180,13 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span 
         TILE_LOAD(5, p + 16 * lda, lda * 2);
         TILE_DP(2, 5, 6); TILE_DP(3, 5, 7);
       }
-      if (MAX && made) lane_maxima<M>(made, 32, most + made_lane);
-      made = out, made_lane = lane;
+      if (made >= 0) pass(made_lane, made, made + 32);
+      made = i, made_lane = lane;
       TILE_STORE(0, out, M * 4); TILE_STORE(1, out + 16, M * 4);
       TILE_STORE(2, out + 16 * M, M * 4); TILE_STORE(3, out + 16 * M + 16, M * 4);
     }
   }
-  if (MAX && made) lane_maxima<M>(made, 32, most + made_lane);
+  if (made >= 0) pass(made_lane, made, made + 32);
 }
 #else
 template <int R, int N, int M, bool ADD>
@@ -226,9 +219,8 @@ static void pairs_block(Span n, const bf16* a, int64_t lda, int64_t step, Span c
     else pairs_strip<2, N, M, ADD>(a, i, lda, step, chunks, b, block, c + i * M, edges, zero), i += 2;
   }
 }
-template <int M, bool ADD, bool MAX = false>
-static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero = false, float* most = nullptr) {
-  if (MAX) no_maxima<M>(most);
+template <int M, bool ADD, class Pass = NoPass>
+static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span t, const bf16* b, int64_t block, float* c, const Edges& edges, bool zero = false, Pass pass = {}) {
   const int64_t rows = edges.columns ? 32 : n.last - n.first;
   for (int64_t i = n.first; i < n.last; i += rows) {
     const Span lanes = edges.lanes(i, rows, M);
@@ -237,8 +229,7 @@ static void product_bf16(Span n, const bf16* a, int64_t lda, int64_t step, Span 
       const bool wide = lane + 64 <= M && lanes.last - lane > 32;
       if (wide) pairs_block<4, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 64, t), q, block, c + lane, edges, zero);
       else pairs_block<2, M, ADD>({i, i + rows}, a, lda, step, edges.chunks(lane, 32, t), q, block, c + lane, edges, zero);
-      for (int64_t end = lane + (wide ? 64 : 32); lane < end; lane += 32)
-        if (MAX) lane_maxima<M>(c + i * M + lane, rows, most + lane);
+      for (int64_t end = lane + (wide ? 64 : 32); lane < end; lane += 32) pass(lane, i, i + rows);
     }
   }
 }
