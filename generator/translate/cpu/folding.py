@@ -100,7 +100,7 @@ def lazy_zeros(ops: Ops, buffer: Mapping[str, str], able: Callable[[Product], bo
     """
     shared = {n for n, b in buffer.items() if n != b} | {b for n, b in buffer.items() if n != b}
     everything = list(every(ops.body))
-    zeroed = {op.into for op in everything if is_zero(op, ops.tiles)}
+    zeroed = {op.into for op in everything if isinstance(op, Step) and is_zero(op, ops.tiles)}
     adding = [op for op in everything if isinstance(op, Product) and op.gemm.accumulate]
     added = {op.gemm.into for op in adding}
     return frozenset(n for n in zeroed & added - shared if all(able(op) for op in adding if op.gemm.into == n))
