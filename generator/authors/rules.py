@@ -192,7 +192,7 @@ def _text(e: Expr) -> str:
 #: Tile sizes that a tuner may choose from, by the widest head size they are for: rows of queries, rows of keys, the most
 #: promising first. `generator.tuning` leaves out what does not fit.
 TILE_CHOICES: dict[str, tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...]] = {
-    "cpu": ((256, (32, 64, 128), (64, 96, 128, 256, 512)),),
+    "cpu": ((256, (32, 64, 128), (64, 96, 128, 256, 512, 1024)),),
     "sm_75": ((64, (128, 64), (64, 32)), (128, (128, 64), (32, 64)), (256, (64,), (32, 64))),
     "sm_80": (
         (64, (128, 256, 64), (64, 128, 96)), (128, (128, 256, 64), (48, 64)), (192, (64, 128), (64, 32)), (256, (64,), (32, 64)),

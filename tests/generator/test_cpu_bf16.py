@@ -63,3 +63,15 @@ def test_what_no_row_sees_may_be_anything(target: str) -> None:
     tensors["K"][:, :, :40] = tensors["V"][:, :, :40] = 0
     want = call(program, {**tensors}, scalars, target)
     assert np.array_equal(got["O"], want["O"]) and np.isfinite(got["O"]).all()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 9])
+def test_threads_share_slots_of_blocks(threads: int) -> None:
+    """Five KV heads: more slots than threads, as many, and fewer; who finds none left helps with another's."""
+    target = "cpu-avx512bf16" if available("cpu-avx512bf16") else "cpu-avx2"
+    program = program_of(source("attention", "bf16", BM=32, BN=64, D=32, DV=32))
+    tensors, scalars = attention_call(150, 200, 32, 32, heads=10, kv_heads=5)
+    expected = call(program, tensors, scalars, target, threads=1)
+    for _ in range(20):
+        for name, out in call(program, tensors, scalars, target, threads=threads).items():
+            np.testing.assert_array_equal(out, expected[name])

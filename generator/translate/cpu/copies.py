@@ -114,7 +114,7 @@ def _operand(unit: Unit, s: Copy, form: Form, first: str, last: str) -> list[str
     source = _Source.of(unit, s, origin(unit, s))
     where = f"{source.at}, {source.ld}, {first}, {last}, {source.rows}, {cols}, {source.cols}"
     packs = [offset for p, offset in offsets(unit) if (p.copy, p.form) == (s, form)]
-    at = f"shared->tile(slot, {unit.names.text(s.coordinate[0])}){packs[0]}" if packs else ""
+    at = f"shared->tile(packed, {unit.names.text(s.coordinate[0])}){packs[0]}" if packs else ""
     match form:
         case "rows":
             own = f"w_{n} = view_rows({where}, {_width(unit, n)}, k_{n});"
@@ -138,12 +138,12 @@ def offsets(unit: Unit) -> list[tuple[Pack, str]]:
 
 
 def pack_shared(unit: Unit) -> list[str]:
-    """The body of the function that packs one tile of every shared copy: `slot` and `tile` are set, the block is entered."""
+    """The body of the function that packs one tile of every shared copy: `packed` and `tile` are set, the block is entered."""
     out = []
     for p, offset in offsets(unit):
         rows = unit.tile(p.tile).rows
         source = _Source.of(unit, p.copy, (f"tile * {rows}", "0"))
-        out.append(pack_call(unit, p.copy, p.form, source, f"shared->tile(slot, tile){offset}", "0", str(rows)))
+        out.append(pack_call(unit, p.copy, p.form, source, f"shared->tile(packed, tile){offset}", "0", str(rows)))
     return out
 
 

@@ -75,11 +75,11 @@ def _sharing(unit: Unit) -> list[str]:
     size = " + ".join(f"({p.size} + 63) / 64 * 64" for p in unit.packs)
     return [
         "// Packed copies that blocks share; false: no memory.",
-        "bool share(Packs& packs) {",
+        "bool share(Packs& packs, int64_t threads) {",
         f"  {last}",
         f"  auto same = [&](int64_t place) {{ enter(place * n_{first}); const bool is = {same}; {keep} return is; }};",
         f"  auto tiles = [&](int64_t) {{ return {tiles}; }};",
-        f"  return packs.prepare(num_blocks() / n_{first}, num_blocks(), {size}, same, tiles);",
+        f"  return packs.prepare(num_blocks() / n_{first}, n_{first}, threads, {size}, same, tiles);",
         "}",
     ]
 
@@ -108,11 +108,19 @@ def block(unit: Unit, body: list[str]) -> list[str]:
     live = (
         [f"live_rows = {unit.names.text(unit.live_rows)};", "if (live_rows <= 0) return;"] if unit.live_rows is not None else []
     )
-    slot = [f"if (shared) slot = shared->slot_of[item / n_{unit.program.axes[0].name}];"] if unit.packs else []
-    run = ["void run(int64_t item) {", *indent(["enter(item);", *slot, *live, *body]), "}"]
+    run = ["void run(int64_t item) {", *indent(["enter(item);", *live, *body]), "}"]
     scope = "TileScope" if unit.placement.bf16 else "NoScope"
-    members += [f"typedef {scope} Scope;", "const Packs* shared;  // null: every block packs for itself", "int64_t slot;"]
-    pack = ["void pack(int64_t item) {", *indent(_pack(unit)), "}"]
+    members += [
+        f"typedef {scope} Scope;",
+        "const Packs* shared;  // null: every block packs for itself",
+        "char* packed;  // by whoever took the slot",
+    ]
+    pack = [
+        f"MEMBER int64_t blocks_of_place() const {{ return {f'n_{unit.program.axes[0].name}' if unit.packs else 1}; }}",
+        "void pack(int64_t place, int64_t tile) {",
+        *indent(_pack(unit)),
+        "}",
+    ]
     run = [*pack, *run]
     return ["", "struct Block : Arguments {", *indent([*members, *unit.functions, *run]), "};", "}  // namespace"]
 
@@ -126,12 +134,7 @@ def _pack(unit: Unit) -> list[str]:
     """One tile of every packed copy that blocks share."""
     if not unit.packs:
         return []
-    return [
-        "slot = item / shared->tiles;",
-        "const int64_t tile = item % shared->tiles;",
-        f"enter(shared->place_of[slot] * n_{unit.program.axes[0].name});",
-        *pack_shared(unit),
-    ]
+    return ["enter(place * blocks_of_place());", *pack_shared(unit)]
 
 
 def _enter(unit: Unit) -> list[str]:
@@ -160,8 +163,8 @@ def entry_point(unit: Unit, entry: str) -> list[str]:
     permission = ["if (!tiles_allowed()) return 2;  // the system refuses the tile registers"] if unit.placement.bf16 else []
     run = ["Packs packs;"]
     if unit.packs:
-        run.append("if (a.num_blocks() > 0 && !a.share(packs)) return 1;")
-    run.append("return Crew<Block>{*call, packs.slots * packs.tiles, a.num_blocks(), packs.memory ? &packs : nullptr}.run();")
+        run.append("if (a.num_blocks() > 0 && !a.share(packs, call->parallel ? imax(1, call->num_threads) : 1)) return 1;")
+    run.append("return Crew<Block>{*call, a.num_blocks(), packs.memory ? &packs : nullptr}.run();")
     return [
         "",
         f'extern "C" int32_t {entry}(const FarmCall* call) {{',
