@@ -7,6 +7,8 @@ Inference only: calls whose inputs want gradients are traced as torch's own oper
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -65,19 +67,9 @@ def _fake_sdpa(
 
 
 @torch.library.register_fake("farm::flash", lib=_library)
-def _fake_flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    need_lse: bool,
-) -> tuple[Tensor, Tensor]:
+def _fake_flash(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
+    """Shapes and strides of `_flash`, whose arguments it takes; the last of them says whether the LSE is wanted."""
+    need_lse = rules[-1]
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
     lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if need_lse else (0,)
     return out, q.new_empty(lse_shape, dtype=torch.float32)

@@ -47,3 +47,11 @@ def verified(key: int | str, p50_s: float = 1e-3, **columns: Any) -> dict[str, A
         "samples_s": [p50_s * 0.99, p50_s, p50_s * 1.01],
     }
     return attempt(key, "ok", **{**held, **columns})
+
+
+def keys_of(cat, **options):
+    return sorted(cat.rows(["attempt_key"], **options)["attempt_key"].to_pylist())
+
+
+def part_files(cat):
+    return sorted((cat.location.local / "rows").glob("*.parquet"))

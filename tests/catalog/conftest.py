@@ -24,3 +24,11 @@ def fresh_loader(monkeypatch):
         yield
     serving.unfreeze()
     settings.reset()
+
+
+@pytest.fixture
+def cat(tmp_path):
+    """A new, empty catalog in a local folder."""
+    import catalog
+
+    return catalog.open(tmp_path / "catalog", create=True)

@@ -13,11 +13,6 @@ from catalog.errors import CatalogError, QueryError
 from catalog.keys import ShapeBucket
 
 
-@pytest.fixture
-def cat(tmp_path):
-    return catalog.open(tmp_path / "catalog", create=True)
-
-
 def stored(cat, *rows, run="r1"):
     with cat.writer(run) as writer:
         return writer.append_all(rows)

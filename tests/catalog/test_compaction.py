@@ -18,11 +18,6 @@ from catalog.locations import Location
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture
-def cat(tmp_path):
-    return catalog.open(tmp_path / "catalog", create=True)
-
-
 def fill(cat, runs=3, rows=20):
     """Several parts, with superseded attempts within and across them."""
     for run in range(runs):

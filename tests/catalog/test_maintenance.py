@@ -19,11 +19,6 @@ from catalog.housekeeping import collect_garbage, merge
 NOW = dt.timedelta(0)
 
 
-@pytest.fixture
-def cat(tmp_path):
-    return catalog.open(tmp_path / "catalog", create=True)
-
-
 def with_artifacts(cat, key, **columns):
     names = {name: cat.artifacts.put(f"{name} of {key}") for name in ("program_hash", "source_hash", "binary_hash", "log_hash")}
     return verified(key, **{**names, **columns})

@@ -14,11 +14,6 @@ from catalog.errors import FencedRun
 SPAWN = multiprocessing.get_context("spawn")
 
 
-@pytest.fixture
-def cat(tmp_path):
-    return catalog.open(tmp_path / "catalog", create=True)
-
-
 def keys_of(cat):
     return sorted(cat.rows(["attempt_key"])["attempt_key"].to_pylist())
 

@@ -1,41 +1,20 @@
-"""The storage contract: durable rows, torn and flipped bytes, writers that die, fences, resuming reads of every state."""
+"""The storage contract in quiet times: rows at once and sealed, the latest attempt, fences, revocations, filters, many rows."""
 
 import datetime as dt
-import errno
-import multiprocessing
 import os
-import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pytest
-from catalog_rows import DEVICE, attempt, sha, verified
+from catalog_rows import DEVICE, attempt, keys_of, part_files, sha, verified
 
 import catalog
-from catalog import parts, schema, snapshot, upgrade, writing
+from catalog import parts, schema, snapshot, writing
 from catalog.compaction import compact
-from catalog.errors import CatalogError, DamagedFile, FencedRun, LocationError, NewerSchema, QueryError, StorageError
-from catalog.locations import Location
-
-SPAWN = multiprocessing.get_context("spawn")
+from catalog.errors import CatalogError, DamagedFile, FencedRun, QueryError
 
 NOW = schema.SCHEMA_VERSION
-
-
-@pytest.fixture
-def cat(tmp_path):
-    return catalog.open(tmp_path / "catalog", create=True)
-
-
-def keys_of(cat, **options):
-    return sorted(cat.rows(["attempt_key"], **options)["attempt_key"].to_pylist())
-
-
-def part_files(cat):
-    return sorted((cat.location.local / "rows").glob("*.parquet"))
 
 
 def test_a_row_is_seen_at_once_and_survives_sealing(cat):
@@ -88,204 +67,6 @@ def test_a_task_that_ran_twice_adds_no_second_row(cat):
     with cat.writer("r1") as writer:
         assert writer.append(attempt(1)) == writer.append(attempt(1))
     assert cat.count() == 1
-
-
-def test_a_torn_last_line_is_left_out(cat):
-    writer = cat.writer("r1")
-    writer.append_all([attempt(i) for i in range(3)])
-    path = writer._journal.path
-    whole = path.read_bytes()
-    for cut in range(1, len(whole.splitlines()[-1]) + 1, 97):
-        path.write_bytes(whole[:-cut])
-        assert catalog.open(cat.uri, recover=False).count() == 2
-    path.write_bytes(b"")
-    assert catalog.open(cat.uri, recover=False).count() == 0
-
-
-def test_a_flipped_byte_in_a_journal_costs_its_line_and_is_kept_for_inspection(cat):
-    writer = cat.writer("r1")
-    writer.append_all([attempt(i) for i in range(3)])
-    path = writer._journal.path
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-    writer._journal.close()
-    assert catalog.open(cat.uri).count() == 2
-    assert [p.suffix for p in (cat.location.local / "journal").iterdir()] == [".damaged"]
-
-
-def test_every_flipped_byte_of_a_part_is_noticed(cat):
-    with cat.writer("r1") as writer:
-        writer.append_all([attempt(i) for i in range(parts.FEW_ROWS + 1)])
-    (part,) = part_files(cat)
-    whole = part.read_bytes()
-    for at in [*range(0, len(whole), len(whole) // 40), len(whole) - 1, len(whole) - 6]:
-        flipped = bytearray(whole)
-        flipped[at] ^= 4
-        part.write_bytes(flipped)
-        with pytest.raises(DamagedFile, match=part.name):
-            catalog.open(cat.uri).rows(["row_id"])
-        skipping = catalog.open(cat.uri, damaged="skip")
-        assert skipping.count() == 0 and part.name in skipping.problems[0]
-    part.write_bytes(whole)
-    assert catalog.open(cat.uri).count() == parts.FEW_ROWS + 1
-
-
-def test_a_truncated_part_is_never_half_read(cat):
-    with cat.writer("r1") as writer:
-        writer.append_all([attempt(i) for i in range(3)])
-    (part,) = part_files(cat)
-    whole = part.read_bytes()
-    for size in (0, 1, len(whole) // 2, len(whole) - 1):
-        part.write_bytes(whole[:size])
-        with pytest.raises(DamagedFile, match="farm catalog verify"):
-            catalog.open(cat.uri).rows()
-
-
-def test_large_parts_are_checked_block_by_block(cat, monkeypatch):
-    monkeypatch.setattr(parts, "WHOLE_BYTES", 1000)
-    monkeypatch.setattr(parts, "BLOCK_BYTES", 4096)
-    with cat.writer("r1") as writer:
-        writer.append_all([attempt(i, message=sha(f"{i}")) for i in range(300)])
-    (part,) = part_files(cat)
-    blocks = part.with_name(part.name + parts.BLOCKS_SUFFIX)
-    assert keys_of(catalog.open(cat.uri)) == sorted(sha(f"attempt {i}") for i in range(300))
-    whole, hashes = part.read_bytes(), blocks.read_bytes()
-    for at in range(0, len(whole), len(whole) // 30):
-        part.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(DamagedFile, match=part.name):
-            catalog.open(cat.uri).rows()
-    part.write_bytes(whole)
-    for companion in (None, hashes[:-1], b"x" + hashes[1:]):  # lost or damaged: the part itself is hashed instead
-        blocks.unlink(missing_ok=True)
-        if companion is not None:
-            blocks.write_bytes(companion)
-        assert catalog.open(cat.uri).count() == 300
-
-
-@pytest.mark.parametrize("num_rows", [1, 100])
-def test_a_newer_schema_is_refused_by_name(cat, monkeypatch, num_rows):
-    with cat.writer("r1") as writer:
-        writer.append(attempt("known"))
-    with monkeypatch.context() as later:
-        later.setattr(schema, "SCHEMA_VERSION", NOW + 1)
-        writer = cat.writer("r2")
-        writer.append_all([attempt(i) for i in range(num_rows)])
-    refused = f"has schema version {NOW + 1}, this program reads up to {NOW}; update kernel-farm here"
-    with pytest.raises(NewerSchema, match=f"journal/r2.*{refused}"):
-        catalog.open(cat.uri).rows()
-    assert catalog.open(cat.uri, damaged="skip").count() == 1
-    with monkeypatch.context() as later:
-        later.setattr(schema, "SCHEMA_VERSION", NOW + 1)
-        writer.close()
-    with pytest.raises(NewerSchema, match=f"rows.*{refused}"):
-        catalog.open(cat.uri).rows()
-    assert catalog.open(cat.uri, damaged="skip").count() == 1
-
-
-@pytest.mark.parametrize("num_rows", [1, 100])
-def test_an_older_schema_is_upgraded_at_read(cat, monkeypatch, num_rows):
-    with cat.writer("r1") as writer:
-        writer.append_all([attempt(i, message="old") for i in range(num_rows)])
-        writer.seal()
-        writer.append(attempt("live", message="old"))
-        monkeypatch.setattr(schema, "SCHEMA_VERSION", NOW + 1)
-        renamed = upgrade.Upgrade(renamed={"message": "stop_reason"}, filled={"clock_lock": "unknown"})
-        monkeypatch.setattr(upgrade, "UPGRADES", {NOW: renamed})
-        table = catalog.open(cat.uri).rows(["stop_reason", "message", "clock_lock"], "clock_lock = 'unknown'")
-        assert table.num_rows == num_rows + 1
-        assert set(table["stop_reason"].to_pylist()) == {"old"} and table["message"].null_count == num_rows + 1
-
-
-def _write_forever(uri, run, number):
-    cat = catalog.open(uri)
-    with cat.writer(run) as writer:
-        for i in range(number):
-            writer.append(attempt(f"{run} {i}"))
-
-
-def test_two_processes_write_at_once(cat):
-    workers = [SPAWN.Process(target=_write_forever, args=(cat.uri, f"run{i}", 60)) for i in range(2)]
-    for worker in workers:
-        worker.start()
-    while any(worker.is_alive() for worker in workers):
-        cat.rows(["row_id"])  # readers see every state on the way
-    assert [worker.exitcode for worker in workers] == [0, 0]
-    assert keys_of(cat) == sorted(sha(f"attempt run{r} {i}") for r in range(2) for i in range(60))
-    assert cat.count(history=True) == 120
-
-
-def _killed_while_writing(cat, run, seconds):
-    """Rows that a killed writer had been told are stored."""
-    receive, send = SPAWN.Pipe(duplex=False)
-    worker = SPAWN.Process(target=_write_and_tell, args=(cat.uri, run, send))
-    worker.start()
-    told = [receive.recv()]
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if receive.poll(0.001):
-            told.append(receive.recv())
-    os.kill(worker.pid, signal.SIGKILL)
-    worker.join()
-    send.close()
-    try:
-        while receive.poll(0):
-            told.append(receive.recv())
-    except EOFError:
-        pass
-    return told
-
-
-def _write_and_tell(uri, run, send):
-    writing.SEAL_ROWS = 7  # many seals, so that kills fall into them too
-    cat = catalog.open(uri)
-    writer = cat.writer(run)
-    for i in range(100_000):
-        writer.append(attempt(f"{run} {i}"))
-        send.send(i)
-
-
-def _check_after_kills(cat, kills):
-    told = {}
-    for kill in range(kills):
-        told[kill] = _killed_while_writing(cat, f"run{kill}", 0.01 + 0.02 * (kill % 7))
-        opened = catalog.open(cat.uri, recover=kill % 2 == 0)
-        held = keys_of(opened)
-        assert len(set(held)) == len(held)
-        for run, rows in told.items():
-            mine = {sha(f"attempt run{run} {i}") for i in rows}
-            assert mine <= set(held), f"run{run} lost rows that it was told are stored"
-    assert catalog.open(cat.uri).recover() == 0
-    assert catalog.open(cat.uri).count() >= sum(map(len, told.values()))
-
-
-def test_kills_during_writing_lose_no_stored_row(cat):
-    _check_after_kills(cat, 3)
-
-
-@pytest.mark.soak
-def test_hundreds_of_kills_during_writing(cat):
-    _check_after_kills(cat, 200)
-
-
-def test_a_live_journal_is_read_but_not_sealed(cat):
-    with cat.writer("r1") as writer:
-        writer.append(attempt(1))
-        other = catalog.open(cat.uri)
-        assert other.recover() == 0 and other.count() == 1 and not part_files(cat)
-        writer.append(attempt(2))
-        assert other.count() == 2
-
-
-def test_a_writer_that_dies_between_sealing_and_tidying_doubles_nothing(cat, monkeypatch):
-    writer = cat.writer("r1")
-    writer.append(attempt(1))
-    monkeypatch.setattr(type(writer._journal.path), "unlink", lambda *a, **k: os.kill)  # the journal stays
-    writer.close()
-    monkeypatch.undo()
-    assert len(part_files(cat)) == 1 and len(list((cat.location.local / "journal").iterdir())) == 1
-    assert cat.count(history=True) == 1
-    assert catalog.open(cat.uri).count(history=True) == 1 and not list((cat.location.local / "journal").iterdir())
 
 
 def test_fencing_drops_what_a_superseded_run_writes_later(cat):
@@ -341,139 +122,6 @@ def test_times_come_back_in_utc_and_order_is_by_sequence(cat):
         cat.rows(filters="created_at > '2026-01-01T00:00'")
 
 
-def _no_space(*args):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
-def test_a_full_disk_is_one_clear_message_and_loses_nothing(cat, monkeypatch):
-    writer = cat.writer("r1")
-    writer.append(attempt(1))
-    real = os.write
-
-    def half(descriptor, data):
-        return real(descriptor, data[: len(data) // 2]) if len(data) > 100 else _no_space()
-
-    with monkeypatch.context() as full:
-        full.setattr(os, "write", half)
-        with pytest.raises(StorageError, match="the disk is full; make room"):
-            writer.append(attempt(2))
-        assert keys_of(cat) == [sha("attempt 1")]
-        full.setattr(os, "ftruncate", _no_space)
-        with pytest.raises(StorageError, match="the disk is full"):
-            writer.append(attempt(3))
-        assert keys_of(cat) == [sha("attempt 1")]
-    writer.append(attempt(4))
-    with monkeypatch.context() as full:
-        full.setattr(os, "link", _no_space)
-        with pytest.raises(StorageError, match="the disk is full"):
-            writer.close()  # sealing fails; the journals keep the rows
-    expected = sorted([sha("attempt 1"), sha("attempt 4")])
-    assert keys_of(cat) == expected and not part_files(cat)
-    assert keys_of(catalog.open(cat.uri)) == expected and len(part_files(cat)) == 2
-
-
-def test_a_folder_that_is_gone_for_a_minute_costs_the_rows_of_that_minute(cat, monkeypatch):
-    with cat.writer("r1") as writer:
-        writer.append(attempt(1))
-        with monkeypatch.context() as gone:
-            gone.setattr(os, "fsync", lambda d: (_ for _ in ()).throw(OSError(errno.ESTALE, "Stale file handle")))
-            for i in (2, 3):
-                with pytest.raises(StorageError, match="appending rows failed: .*Stale file handle"):
-                    writer.append(attempt(i))
-        writer.append(attempt(4))
-        assert keys_of(cat) == sorted([sha("attempt 1"), sha("attempt 4")])
-    assert keys_of(catalog.open(cat.uri)) == sorted([sha("attempt 1"), sha("attempt 4")])
-    assert not list((cat.location.local / "journal").iterdir())
-
-
-def test_a_row_is_stored_even_when_it_cannot_be_sealed_yet(cat, monkeypatch):
-    monkeypatch.setattr(writing, "SEAL_ROWS", 2)
-    monkeypatch.setattr(writing, "_RETRY_SECONDS", 0.0)
-    writer = cat.writer("r1")
-    with monkeypatch.context() as full:
-        full.setattr(os, "link", _no_space)
-        writer.append(attempt(1))
-        with pytest.warns(RuntimeWarning, match="the disk is full.*stay in the journal"):
-            writer.append(attempt(2))
-        writer.append(attempt(3))
-    assert cat.count() == 3 and not part_files(cat)
-    writer.append(attempt(4))
-    assert cat.count() == 4 and len(part_files(cat)) == 2
-    writer.close()
-
-
-def test_a_file_system_without_hard_links(cat, monkeypatch):
-    monkeypatch.setattr(os, "link", lambda *a: (_ for _ in ()).throw(OSError(errno.EOPNOTSUPP, "Operation not supported")))
-    with cat.writer("r1") as writer:
-        writer.append(attempt(1))
-    name = cat.artifacts.put("x")
-    assert cat.artifacts.put("x") == name and len(part_files(cat)) == 1 and catalog.open(cat.uri).count() == 1
-
-
-def test_a_read_only_location_can_be_read(cat, monkeypatch):
-    writer = cat.writer("r1")
-    writer.append(attempt(1))
-    writer._journal.close()
-    real = open
-
-    def refusing(path, mode="r", *a, **k):
-        if set(mode) & set("wxa+"):
-            raise OSError(30, "Read-only file system")
-        return real(path, mode, *a, **k)
-
-    monkeypatch.setattr("builtins.open", refusing)
-    reader = catalog.open(cat.uri)
-    assert reader.count() == 1 and not part_files(cat)
-    with pytest.raises(StorageError, match="read-only; choose another location"):
-        reader.artifacts.put(b"x")
-
-
-@pytest.mark.parametrize("uri", ["", "  ", "bogus://x/y", "s3://"])
-def test_a_wrong_location_is_one_clear_line(uri):
-    with pytest.raises(LocationError, match="^catalog: ") as caught:
-        catalog.open(uri, create=True)
-    assert "\n" not in str(caught.value)
-
-
-def test_opening_creates_nothing_unless_asked(tmp_path):
-    with pytest.raises(LocationError, match="no catalog at .*; `farm sweep"):
-        catalog.open(tmp_path / "absent")
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(LocationError, match="is a file; expected a folder"):
-        catalog.open(tmp_path / "file", create=True)
-    with pytest.raises(LocationError, match="has other files in it"):
-        catalog.open(tmp_path, create=True)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
-
-
-def remote(filesystem, path):
-    return Location(filesystem, path, f"mock://{path}")
-
-
-@pytest.mark.parametrize("kind", ["memory", "subtree"])
-def test_a_location_that_is_not_local(kind, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    (tmp_path / "bucket").mkdir()
-    filesystem = (
-        pafs._MockFileSystem() if kind == "memory" else pafs.SubTreeFileSystem(str(tmp_path / "bucket"), pafs.LocalFileSystem())
-    )
-    location = remote(filesystem, "team/catalog")
-    cat = catalog.open(location, create=True)
-    with cat.writer("r1") as writer:
-        writer.append_all([verified(i) for i in range(100)])
-        assert cat.count() == 100 and not location.files("rows")  # local until sealed
-    assert len(location.files("rows")) == 1 and catalog.open(location).count() == 100
-    name = cat.artifacts.put("text")
-    assert cat.artifacts.put("text") == name and cat.artifacts.text(name) == "text" and cat.artifacts.local_path(name) is None
-    writer = cat.writer("r2")
-    writer.append(attempt("orphan"))
-    writer._journal.close()
-    assert catalog.open(location).count() == 101 and len(location.files("rows")) == 2
-    cat.fence("r2")
-    cat.revoke("no", binary_hash=sha("binary 3"))
-    assert cat.count("revoked_at is null") == 100
-
-
 def test_artifacts_are_checked_on_reading(cat):
     name = cat.artifacts.put(b"binary")
     path = cat.artifacts.local_path(name)
@@ -487,17 +135,6 @@ def test_artifacts_are_checked_on_reading(cat):
     with pytest.raises(CatalogError, match="expected 64 hex digits"):
         cat.artifacts.get("../../etc/passwd")
     assert [e.name for e in cat.artifacts.entries()] == [name]
-
-
-def test_a_writer_belongs_to_one_process_and_ends_once(cat):
-    writer = cat.writer("r1")
-    writer.close()
-    writer.close()
-    with pytest.raises(CatalogError, match="it was closed"):
-        writer.append(attempt(1))
-    for run in ("", "a b", "../x", "compacted", "x" * 65):
-        with pytest.raises(CatalogError, match="run_id: expected 1 to 64"):
-            cat.writer(run)
 
 
 def test_prefixes_of_row_ids(cat):
@@ -582,46 +219,3 @@ def test_twenty_thousand_rows(cat, monkeypatch):
     started = time.process_time()
     assert catalog.open(cat.uri).count("status = 'ok'") == 20_000 and len(part_files(cat)) == 1
     assert time.process_time() - started < 2
-
-
-def _put_forever(uri, number):
-    cat = catalog.open(uri)
-    for i in range(100_000):
-        cat.artifacts.put(f"artifact {i % 40}" * 1000)
-
-
-def test_artifacts_of_processes_that_are_killed_are_whole_or_absent(cat):
-    workers = [SPAWN.Process(target=_put_forever, args=(cat.uri, i)) for i in range(3)]
-    for worker in workers:
-        worker.start()
-    while len(cat.artifacts.entries()) < 20:
-        time.sleep(0.005)
-    for worker in workers:
-        os.kill(worker.pid, signal.SIGKILL)
-        worker.join()
-    held = cat.artifacts.entries()
-    assert all(sha(cat.artifacts.text(entry.name)) == entry.name for entry in held) and len(held) >= 20
-
-
-def test_threads_share_a_catalog_and_a_writer(cat):
-    with cat.writer("r1") as writer, ThreadPoolExecutor(8) as pool:
-        stored = pool.map(lambda i: (writer.append(attempt(i)), cat.count()), range(60))
-        counts = [count for _, count in stored]
-    assert cat.count() == 60 and min(counts) >= 1
-    sequences = cat.rows(["sequence"])["sequence"].to_pylist()
-    assert sorted(sequences) == list(range(1, 61))
-
-
-def _create_and_write(uri, number):
-    cat = catalog.open(uri, create=True)
-    with cat.writer(f"run{number}") as writer:
-        writer.append(attempt(number))
-
-
-def test_two_processes_create_a_catalog_at_once(tmp_path):
-    workers = [SPAWN.Process(target=_create_and_write, args=(str(tmp_path / "catalog"), i)) for i in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert [worker.exitcode for worker in workers] == [0, 0, 0] and catalog.open(tmp_path / "catalog").count() == 3

@@ -14,11 +14,18 @@ from pathlib import Path
 
 import pytest
 
+from generator.authors.rules import RuleAuthor
 from generator.canonical import digest_bytes
+from generator.spec import AttentionSpec, Rule
+from generator.targets import find_target
+from generator.tl.fill import fill, hole_choices
+from generator.translate import translate
 from generator.translate.records import Launch, ScalarParameter, TensorParameter, Translated
 from verifier.children import Limits, run_limited
 from verifier.compile import ISA_FLAGS, NoCompiler, compile_translated, find_compiler
-from verifier.records import Binary, CompileFailed
+from verifier.environment import cpu_flags
+from verifier.judge import judge
+from verifier.records import Binary, CompileFailed, Passed
 
 BLOCK = """
 #include <stdint.h>
@@ -221,7 +228,17 @@ def test_the_log_of_a_chatty_program_is_cut():
     assert ended.code == 0 and len(ended.log) < 70_000 and "[... cut ...]" in ended.log
 
 
-def test_zig_compiles_when_installed(tmp_path):
+@pytest.mark.skipif("avx2" not in cpu_flags(), reason="no AVX2 here")
+def test_the_compiler_of_ziglang_is_sound(tmp_path):
+    """A kernel with vector code that it compiled passes every check that one of g++ has to pass."""
     pytest.importorskip("ziglang")
-    binary = compile_translated(ADD, tmp_path, compiler=find_compiler(f"{sys.executable} -m ziglang c++"))
+    spec = AttentionSpec(4, 2, 32, 32, 1, 70, 70, masks=(Rule.make("causal"),), scores=(Rule.make("softcap", cap=30.0),))
+    target = find_target("cpu-avx2")
+    code = RuleAuthor().code(spec, "cpu-avx2")
+    made = translate(fill(code, next(hole_choices(code))), target)
+    compiler = find_compiler(f"{sys.executable} -m ziglang c++")
+    assert compiler.kind == "zig"
+    binary = compile_translated(made, tmp_path, compiler=compiler)
     assert isinstance(binary, Binary), binary
+    verdict = judge(binary, made.launch, spec)
+    assert isinstance(verdict, Passed), verdict
