@@ -12,13 +12,14 @@ import torch
 
 from generator.binding import Binding, bind
 from generator.canonical import digest_bytes
-from generator.spec import AttentionSpec
+from generator.spec import AttentionSpec, SpecError
 from generator.translate.records import Launch
 from verifier.arena import Arena
 from verifier.checks import Finding, Outputs, case_error, check_outputs, everything_written
 from verifier.environment import cores_given
 from verifier.inputs import call_view, fill, slots_of
 from verifier.launch import LaunchError, check_call
+from verifier.physics import too_large
 from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness
 from verifier.sandbox import CallTensor, CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
 from verifier.tolerance import RULE_ID
@@ -82,6 +83,8 @@ def judge(
     where = device or default_device(binary.target)
     judging = Judging(read_binary(binary), launch, num_threads or judging_threads(), limits or SandboxLimits(), where)
     bind(launch, spec)
+    if where == "cpu" and (why := too_large(spec, judging.num_threads, judging.limits.run_s)):
+        raise SpecError(f"shape: {why}")
     trials = trials_for(spec, seed)
     errors: list[CaseError] = []
     try:

@@ -6,6 +6,7 @@ below the floor is a fault of the measurement or of the kernel, never a good ker
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -93,3 +94,19 @@ def floor_s(spec: AttentionSpec, work: Work, num_threads: int) -> float:
     arithmetic = work.flops / (HIGHEST_CLOCK_HZ * flops_per_cycle(spec.dtype) * num_threads)
     beyond_cache = work.num_bytes > 4 * (cache_bytes()["l3"] or cache_bytes()["l2"] or 1)
     return max(arithmetic, work.num_bytes / HIGHEST_BANDWIDTH if beyond_cache else 0.0)
+
+
+def too_large(spec: AttentionSpec, num_threads: int, limit_s: float) -> str:
+    """Why no kernel for a spec can be judged on this machine, whatever it does; "" where one may be.
+
+    Counts what is certain: half the pairs of a causal mask, none of other masks'.
+    """
+    share = {frozenset(): 1.0, frozenset({"causal"}): 0.5}.get(frozenset(rule.name for rule in spec.masks), 0.0)
+    work = work_of_pairs(spec, share * spec.batch * spec.num_heads * spec.seqlen_q * spec.seqlen_k)
+    if (least_s := floor_s(spec, work, num_threads)) > limit_s:
+        return f"one call takes at least {least_s:,.0f} s on a processor of this kind; a call may take {limit_s:g} s"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * work.num_bytes > memory:
+        needed, here = work.num_bytes / (1 << 30), memory / (1 << 30)
+        return f"its tensors take {needed:.1f} GiB; judging needs four times that, and this machine has {here:.1f}"
+    return ""

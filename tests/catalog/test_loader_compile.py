@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 from kernel_factory import CAUSAL, CAUSAL_BR, Shelf, spec
 
 import catalog

@@ -196,3 +196,18 @@ def test_short_kernels_are_timed_in_batches_without_the_way_to_the_child(monkeyp
     monkeypatch.setattr(workload, "_go", lambda who, first, count: Ran("done", 47e-6 + count * 4e-6, {"clock_s": count * 4e-6}))
     workload._choose_batch(workload._first_look("torch sdpa"))
     assert workload.batch == 16 and workload.time_batch("torch sdpa").call_s == pytest.approx(4e-6)
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (AttentionSpec(8, 8, 128, 128, 1, 4_000_000, 4_000_000), "one call takes at least"),
+        (AttentionSpec(8, 8, 128, 128, 1, 4_000_000, 4_000_000, masks=(Rule.make("causal"),)), "a call may take 10 s"),
+        (AttentionSpec(64, 64, 128, 128, 1 << 15, 1, 1 << 10), "GiB; judging needs four times that"),
+        (AttentionSpec(32, 8, 128, 128, 1, 16384, 16384, masks=(Rule.make("causal"),)), ""),
+        (AttentionSpec(8, 8, 128, 128, 1, 200_000, 200_000, masks=(Rule.make("window", left=100),)), ""),
+    ],
+)
+def test_what_no_kernel_can_do_here_in_time_is_said_before_it_is_tried(spec, words):
+    why = physics.too_large(spec, 2, 10.0)
+    assert (words in why) if words else why == "", why
