@@ -75,7 +75,7 @@ def measure(
         return measure_cuda(binary, launch, spec, device=where, patience=patience, seed=seed, progress=progress, rivals=names)
     bind(launch, spec)
     job = _Job(read_binary(binary), launch, spec, num_threads or worker_threads(), patience or Patience(), say, rivals)
-    return settled(lambda: _measure_once(job, seed), say)
+    return settled(lambda: _measure_once(job, seed), say, lambda: wait_for_quiet(QUIET_WAIT_S))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +89,11 @@ class _Job:
     rivals: Sequence[str] | None
 
 
-def settled(once: Callable[[], Measurement | Failed], say: Progress) -> Measurement | Failed:
+def settled(once: Callable[[], Measurement | Failed], say: Progress, wait: Callable[[], object]) -> Measurement | Failed:
     """A measurement that may be believed, as far as measuring again can bring it about.
 
-    A disturbed sample is taken again on a quieter machine, where waiting gives one; a result above the machine's own matrix
-    product, once more. What the child does wrong is a Failed at once.
+    A disturbed sample is taken again after `wait`, which returns on a quieter machine or gives up; a result above the machine's
+    own matrix product, once more. What the child does wrong is a Failed at once.
     """
     started = time.monotonic()
     disturbed_before, too_fast_before = 0, False
@@ -103,7 +103,7 @@ def settled(once: Callable[[], Measurement | Failed], say: Progress) -> Measurem
                 case Failed(reason="throttled") if disturbed_before < DISTURBED_TRIES - 1:
                     disturbed_before += 1
                     say(f"disturbed ({result.witness.message}): measured again once the machine is quieter")
-                    wait_for_quiet(QUIET_WAIT_S)
+                    wait()
                 case Measurement() if result.environment["above_matmul_rate"] and not too_fast_before:
                     too_fast_before = True
                     say("faster than this machine's matrix product: measured again")

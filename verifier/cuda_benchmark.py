@@ -34,6 +34,8 @@ METHOD = "alternating-gpu-1: device events, one stream, fresh values, cold L2"
 ABOVE_MATMUL = 1.1
 #: This process's clock over the device's, over calls back to back: above, work was hidden or the machine was busy.
 LONGEST_WALL = 3.0
+#: Before a disturbed measurement is made again: a warm device cools down, and what disturbed it may be over.
+PAUSE_S = 2.0
 #: Rivals that a hurried measurement leaves out. FlexAttention, which compiles for long, stays where SDPA has no answer.
 SLOW_RIVALS = (EAGER, MASKED)
 
@@ -112,7 +114,7 @@ def measure_cuda(
     bind(launch, spec)
     names = rivals_for(spec, patience.near != float("inf")) if rivals is None else rivals
     job = _Job(read_binary(binary), launch, spec, device, patience, names, say)
-    return settled(lambda: _measure_once(job, seed), say)
+    return settled(lambda: _measure_once(job, seed), say, lambda: time.sleep(PAUSE_S))
 
 
 def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:

@@ -9,7 +9,7 @@ from generator.tl.ir import Compute, Expr, Gemm, Num, Op, Reshape, Stmt, Var, wa
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
 from generator.translate.cuda.grid import bound_of_rows, has_edges, reads_rows, write_full
-from generator.translate.cuda.mma_kernel import iteration
+from generator.translate.cuda.mma_pipeline import iteration
 from generator.translate.cuda.registers import write_initial
 from generator.translate.cuda.wgmma_kernel import cursor, forced, write_count
 from generator.translate.cuda.wgmma_operations import Operations

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from generator.tl.ir import Copy, For
 from generator.translate.cuda import names
 from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
-from generator.translate.cuda.mma_kernel import iteration
+from generator.translate.cuda.mma_pipeline import iteration
 from generator.translate.cuda.parameters import write_addresses, write_extents
 from generator.translate.cuda.unit import SharedTile
 from generator.translate.cuda.wgmma_kernel import Frame, forced, write_count
