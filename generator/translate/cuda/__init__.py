@@ -26,6 +26,8 @@ from generator.translate.records import Translated, Untranslatable
 __all__ = ["translate_cuda"]
 
 HEADERS = Path(__file__).parent / "runtime"
+#: Columns of products' results that a warp of 32 rows holds in registers, a register each and thread.
+RESULT_COLUMNS = 200
 
 
 def translate_cuda(core: Program, target: Target) -> Translated | Untranslatable:
@@ -106,14 +108,20 @@ def _wgmma(core: Program, target: Target) -> Translated:
     return Translated(target.name, "cuda", w.text, make_launch(u, entry, facts, parameters), program_hash(core), schedule)
 
 
+def _result_columns(u: Unit) -> int:
+    return sum(u.shape(n)[1] for n in {g.into for g in u.gemms()})
+
+
 def _shape(u: Unit) -> Shape:
-    """Rows over warps: `Hint warps`, else 16 or 32 rows a warp with four warps or more."""
+    """Rows over warps: `Hint warps`, else 32 rows a warp where their results fit: right operands are then read half as often."""
     rows = round_up(u.rows, 16)
     hint = u.program.hints.get("warps")
     if hint is not None:
         warps = int(hint)
     elif rows % 128 == 0:
         warps = 4 if rows == 128 else 8
+    elif rows == 64 and u.target.compute_capability >= 80 and _result_columns(u) <= RESULT_COLUMNS:
+        warps = 2
     else:
         warps = next(n for n in (4, 3, 2, 1) if rows % (16 * n) == 0)
     if warps < 1 or rows % (16 * warps) or rows // (16 * warps) > 4 or warps > 16:

@@ -31,44 +31,47 @@ TURNS_WARPS = 8
 def order_of(kernel: MmaKernel, plan: LoopPlan) -> Order:
     """How a loop is run: by `Hint pingpong` and `Hint rotate`, else turns in a block of eight warps, rotated where it fits."""
     hints = kernel.u.program.hints
-    if (
-        plan.schedule.kind != "rotated"
-        or not kernel.asynchronous
-        or _reads(plan, "first") & _reads(plan, "second") & _copied(plan)
-    ):
+    in_both = _reads(plan, "first") & _reads(plan, "second") & _copied(plan)
+    if plan.schedule.kind != "rotated" or not kernel.asynchronous or in_both:
         return "program"
     turns = hints.get("pingpong", "on" if kernel.shape.warps == TURNS_WARPS else "off") != "off"
-    if turns and kernel.shape.warps % 2 == 0 and kernel.shape.warps >= 2 and slots_fit(kernel, plan, 2):
+    if turns and kernel.shape.warps % 2 == 0 and _bytes(kernel, dict.fromkeys(_copied(plan), 2)) <= kernel.u.target.shared_bytes:
         return "turns"
-    fits = tile_registers(kernel, plan) + _operand_registers(kernel, plan) <= ROTATED_WORDS
-    return "rotated" if hints.get("rotate", "on" if fits else "off") != "off" else "program"
+    rotates = hints.get("rotate", "on" if _rotation_fits(kernel, plan) else "off") != "off"
+    return "rotated" if rotates else "program"
+
+
+def _rotation_fits(kernel: MmaKernel, plan: LoopPlan) -> bool:
+    """Whether registers hold it, and as many blocks as they allow find room in a multiprocessor's shared memory."""
+    words = tile_registers(kernel, plan) + _operand_registers(kernel, plan)
+    return words <= ROTATED_WORDS and _shares_multiprocessor(kernel, plan, _one_and_two(plan))
 
 
 def slots_of(kernel: MmaKernel, plan: LoopPlan, order: Order) -> dict[str, int]:
     """Slots of each tile that an overlapped loop copies: `Hint stages`, at least as many as the order needs."""
-    copied = sorted(_copied(plan))
     wanted = int(kernel.u.program.hints.get("stages", "2"))
-    stages = max(2, wanted) if order == "turns" or wanted > 1 else 1
-    if order == "rotated" and stages > 1 and not _shares_multiprocessor(kernel, plan, stages):
-        first = _reads(plan, "first")
-        return {n: 1 if n in first else 2 for n in copied}
-    return dict.fromkeys(copied, stages)
+    stages = dict.fromkeys(sorted(_copied(plan)), max(2, wanted) if order == "turns" or wanted > 1 else 1)
+    if order == "rotated" and wanted > 1 and not _shares_multiprocessor(kernel, plan, stages):
+        return _one_and_two(plan)
+    return stages
 
 
-def slots_fit(kernel: MmaKernel, plan: LoopPlan, stages: int) -> bool:
-    return _bytes(kernel, plan, stages) <= kernel.u.target.shared_bytes
+def _one_and_two(plan: LoopPlan) -> dict[str, int]:
+    """The fewest slots with which no copy has to wait for its own iteration's products."""
+    first = _reads(plan, "first")
+    return {n: 1 if n in first else 2 for n in sorted(_copied(plan))}
 
 
-def _shares_multiprocessor(kernel: MmaKernel, plan: LoopPlan, stages: int) -> bool:
+def _shares_multiprocessor(kernel: MmaKernel, plan: LoopPlan, stages: dict[str, int]) -> bool:
     """Whether as many blocks as the registers allow fit a multiprocessor's shared memory; each costs 1 KiB more."""
     blocks = max(1, 8 // kernel.shape.warps)
-    return blocks * (_bytes(kernel, plan, stages) + 1024) <= kernel.u.target.shared_bytes + 1024
+    return blocks * (_bytes(kernel, stages) + 1024) <= kernel.u.target.shared_bytes + 1024
 
 
-def _bytes(kernel: MmaKernel, plan: LoopPlan, stages: int) -> int:
-    copied = _copied(plan)
+def _bytes(kernel: MmaKernel, stages: dict[str, int]) -> int:
+    """Shared memory of a block with these slots."""
     sizes = {c.into: slot_bytes(kernel.u, c) for c in shared_copies(kernel.u.program.code)}
-    return sum(size * (stages if n in copied else 1) for n, size in sizes.items())
+    return sum(size * stages.get(n, 1) for n, size in sizes.items())
 
 
 def _copied(plan: LoopPlan) -> set[str]:
