@@ -130,7 +130,7 @@ def two_wrong_then_right(question: str) -> str:
     right = extract(RECORDED).get("tl") or ""
     if "tagged `sketch`" in question:
         return RECORDED
-    if "Reshape" in question and "What was found" in question:
+    if "PA is no tile" in question:
         return f"```tl\n{right}```"
     if "What was found" in question:
         return "```tl\n" + "\n".join(line for line in right.split("\n") if "Reshape" not in line) + "```"

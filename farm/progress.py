@@ -136,19 +136,20 @@ class PlainDisplay:
 class LiveDisplay(PlainDisplay):
     """A few lines that stay at the bottom of a terminal, and the last attempts above them."""
 
-    def pulse(self) -> None:
-        """The lines are up to date anyway."""
-
     def __init__(self, tally: Tally, state: Callable[[], dict[str, Any]]) -> None:
         from rich.console import Console
         from rich.live import Live
 
         self._console = Console(stderr=True)
         self._state = state
-        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=True)
         super().__init__(
             tally, lambda line: self._console.print(line, markup=False, highlight=False, overflow="ellipsis", no_wrap=True)
         )
+        # last: it renders at once
+        self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=True)
+
+    def pulse(self) -> None:
+        """The lines are up to date anyway."""
 
     def __enter__(self) -> LiveDisplay:
         self._live.__enter__()

@@ -64,7 +64,7 @@ class OpenAIClient:
         self._slots = asyncio.Semaphore(endpoint.concurrency)
         kept = min(KEPT_CONNECTIONS, endpoint.concurrency)
         limits = httpx2.Limits(max_connections=endpoint.concurrency, max_keepalive_connections=kept)
-        transport = BoundedTransport(limits=limits, trust_env=True)
+        transport = BoundedTransport(limits=limits, trust_env=True, proxy=endpoint.proxy)
         http = httpx2.AsyncClient(transport=transport, timeout=endpoint.timeout_s, follow_redirects=False)
         self._client = openai.AsyncOpenAI(api_key=endpoint.api_key, base_url=endpoint.base_url, max_retries=0, http_client=http)
 

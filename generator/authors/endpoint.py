@@ -6,8 +6,10 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 KEY_VARIABLE = "OPENAI_API_KEY"
+DEFAULT_URL = "https://api.openai.com/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,15 @@ class Endpoint:
     def place(self) -> str:
         """The endpoint as messages name it."""
         return self.base_url or "the default endpoint"
+
+    @property
+    def proxy(self) -> str | None:
+        """The proxy that HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY ask for; none for servers of this machine."""
+        parts = urlsplit(self.base_url or DEFAULT_URL)
+        host, known = parts.hostname or "", getproxies()
+        if host in ("localhost", "127.0.0.1", "::1") or proxy_bypass(host):
+            return None
+        return known.get(parts.scheme) or known.get("all")
 
     def without_key(self, text: str) -> str:
         """Text that a server sent, the key blotted out: some repeat it in their errors."""

@@ -407,3 +407,19 @@ def test_an_address_that_is_none_is_refused_before_anything_is_sent(url, said):
     with pytest.raises(ValueError, match=said) as caught:
         Endpoint.from_environment(url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_proxy_of_the_environment_is_used_but_not_for_this_machine(monkeypatch):
+    with ChatServer(lambda _, __: completion("through the proxy")) as server:
+        monkeypatch.setenv("HTTP_PROXY", server.base_url.removesuffix("/v1"))
+        monkeypatch.setenv("http_proxy", server.base_url.removesuffix("/v1"))
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+
+        async def main():
+            async with OpenAIClient(Endpoint("http://models.invalid/v1", KEY, tries=1)) as client:
+                return await client.ask(request())
+
+        assert asyncio.run(main()).answer.text == "through the proxy"
+    assert Endpoint("http://127.0.0.1:8000/v1").proxy is None
+    assert Endpoint("http://models.invalid/v1").proxy
