@@ -91,7 +91,8 @@ def compile_cuda(
     isa = str(translated.launch.target_facts["isa"])
     arch = arch or isa
     flags = (f"-arch={arch}", *(NVRTC_FLAGS if compiler.kind == "nvrtc" else NVCC_FLAGS))
-    headers, includes = {}, ()
+    headers: dict[str, str] = {}
+    includes: tuple[Path, ...] = ()
     if is_foreign(translated.launch):  # folders differ from machine to machine, what lies in them by its version
         headers = cuda_files(standard_names=compiler.kind == "nvrtc")
         includes, version = toolkit_headers()

@@ -8,9 +8,11 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-_SHT_SYMTAB, _SHT_DYNSYM = 2, 11
+_SHT_SYMTAB, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 6, 11
 #: Sections whose functions a loader calls by itself: SHT_INIT_ARRAY, SHT_FINI_ARRAY, SHT_PREINIT_ARRAY.
 _SHT_CALLED = (14, 15, 16)
+#: Entries of the dynamic section that name such functions: DT_INIT, DT_FINI, and the tables' own.
+_DT_CALLED = (12, 13, 25, 26, 32)
 _STT_FUNC = 2
 
 
@@ -30,9 +32,20 @@ def functions_of(data: bytes) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def initializer_bytes(data: bytes) -> int:
-    """Bytes of the tables of functions that run when the file is loaded or left. Raises ValueError as above."""
-    return sum(section[5] for section in _sections(data) if section[1] in _SHT_CALLED)
+def runs_by_itself(data: bytes) -> bool:
+    """Whether a loader calls anything in the file when it is loaded or left: tables of functions, or one named for it (`_init`).
+
+    Raises ValueError as above.
+    """
+    sections = _sections(data)
+    if any(section[1] in _SHT_CALLED and section[5] for section in sections):
+        return True
+    for section in sections:
+        if section[1] == _SHT_DYNAMIC:
+            entries = struct.iter_unpack("<qQ", data[section[4] : section[4] + section[5] // 16 * 16])
+            if any(tag in _DT_CALLED for tag, _ in entries):
+                return True
+    return False
 
 
 def _sections(data: bytes) -> list[tuple[int, ...]]:

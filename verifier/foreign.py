@@ -14,7 +14,7 @@ from pathlib import Path
 
 from generator.canonical import digest
 from generator.translate.records import Launch, Translated, launch_hash
-from verifier.elf import functions_of, imports_of, initializer_bytes
+from verifier.elf import functions_of, imports_of, runs_by_itself
 from verifier.source_rules import violations
 
 #: Functions outside itself that a foreign kernel may call: maths, memory of its own, copies. No one of them reaches the system.
@@ -67,7 +67,7 @@ def binary_refusal(data: bytes, launch: Launch) -> str:
     strange = [name for name in imports_of(data) if name not in ALLOWED_IMPORTS]
     if strange:
         return f"error: the code calls {', '.join(strange)[:400]}, which a kernel may not; allowed are memory and maths of C"
-    if initializer_bytes(data):
+    if runs_by_itself(data):
         return "error: the code has global objects that run code before the entry point; make them constants or locals"
     return ""
 

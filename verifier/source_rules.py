@@ -50,7 +50,18 @@ FORBIDDEN_WORDS: dict[Language, dict[str, str]] = {
         **dict.fromkeys(("dlopen", "dlsym", "dlmopen", "dl_iterate_phdr"), _LOADING),
         **dict.fromkeys(("constructor", "destructor", "ifunc", "section", "alias", "weak", "weakref", "visibility"), _LINKAGE),
         **dict.fromkeys(
-            ("__constructor__", "__destructor__", "__ifunc__", "__section__", "__alias__", "__weak__", "init_priority"), _LINKAGE
+            (
+                "_init",
+                "_fini",
+                "__constructor__",
+                "__destructor__",
+                "__ifunc__",
+                "__section__",
+                "__alias__",
+                "__weak__",
+                "init_priority",
+            ),
+            _LINKAGE,
         ),
         **dict.fromkeys(
             ("new", "delete", "throw", "catch", "dynamic_cast", "typeid", "import", "module"), "not in a freestanding kernel"

@@ -1,6 +1,8 @@
 """Native code of a model: the recorded CUDA answer compiles; source, includes and binaries that break a rule never get to run."""
 
 import json
+import shutil
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -14,7 +16,8 @@ from generator.targets import find_target
 from generator.translate.direct import NotALaunch, language_of, read_direct
 from generator.translate.direct.headers import CPU_RUNTIME, CUDA_FAMILIES, CUDA_RUNTIME, STANDARD_NAMES
 from verifier.compile import compile_translated
-from verifier.foreign import toolkit_headers
+from verifier.elf import runs_by_itself
+from verifier.foreign import CPP_FLAGS, toolkit_headers
 from verifier.records import Binary, CompileFailed
 from verifier.source_rules import ALLOWED_HEADERS, violations
 
@@ -61,6 +64,7 @@ GLOBAL_OBJECT = "int twice(int x);\nint at_start = twice(3);\nint twice(int x) {
     ("source", "said"),
     [
         (CALL + GLOBAL_OBJECT + BODY, "global objects that run code"),
+        (CALL + 'extern "C" void _init() {}\n' + BODY, "_init: what runs before"),
         (CALL + 'extern "C" int getpid();\n' + BODY.replace("return 0", "return getpid()"), "getpid"),
         (CALL + BODY.replace("kernel", "another"), "no function kernel; it has another"),
         (CALL + BODY.replace('extern "C" ', ""), 'is it extern "C"?'),
@@ -127,3 +131,22 @@ def test_the_example_of_a_prompt_compiles_and_is_no_answer(tmp_path, target, dty
     assert isinstance(binary := compiled(example.get("source"), tmp_path, example.get("launch"), spec, target), Binary), binary
     for rule_name in ("expf", "exp2", "max"):
         assert rule_name not in example.get("source")
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+@pytest.mark.parametrize(
+    ("source", "runs"),
+    [
+        ("int f() { return 1; }", False),
+        ('extern "C" void _init() {}', True),
+        ('extern "C" void _fini() {}', True),
+        ("int g(); int x = g(); int g() { return (int)(long)&x; }", True),
+        ("__attribute__((destructor)) void f() {}", True),
+    ],
+)
+def test_what_a_loader_would_call_is_seen_in_the_binary(tmp_path, source, runs):
+    """The second wall: the words that make such code are refused before, wherever they are seen."""
+    (tmp_path / "x.cpp").write_text(source)
+    command = ["g++", "-shared", "-fPIC", *CPP_FLAGS, "-o", str(tmp_path / "x.so"), str(tmp_path / "x.cpp")]
+    subprocess.run(command, check=True, capture_output=True)
+    assert runs_by_itself((tmp_path / "x.so").read_bytes()) is runs
