@@ -24,6 +24,7 @@ def write_wgmma_kernel(frame: Frame, entry: str) -> None:
     last = frame.placement.num_barriers
     w(f"const u32 bars = smem + {frame.placement.barrier_offset}, tile_word = BAR({last}), scratch = BAR({last + 1});")
     w("const int warp = __shfl_sync(0xffffffffu, threadIdx.x >> 5, 0), role = warp >> 2, lane = threadIdx.x & 31;")
+    w("if (threadIdx.x == 0) {", *(f"tma_prefetch(&p.map_{t.name});" for t in u.tiles.values()), "}")
     write_barriers(frame)
     w("", "if (role == 0) {")
     Producer(frame).write()

@@ -214,7 +214,7 @@ def starts_ahead(u: Unit) -> bool:
     """
     if u.program.hints.get("ahead") == "off" or len(u.analysis.loops) != 1 or not forced(u.analysis.loops[0]):
         return False
-    if scans_rows(u.analysis.loops[0].range):
+    if scans_rows(u.analysis.loops[0].range) and u.program.hints.get("ahead") != "on":
         return False
     plan, storage = u.analysis.loops[0], u.analysis.storage
     first = [s for i in plan.schedule.first if isinstance(s := plan.loop.body[i], Gemm)]

@@ -1,6 +1,7 @@
 """The producer: one warp that runs the consumers' schedule with everything but the copies left out.
 
-A copy stands where its first reader stands, so rings of any depth of one or more cannot block each other.
+A copy stands where its first reader stands, so rings of any depth of one or more cannot block each other. Where a block's next tile
+is started early, the last copies for second products follow its first ones: none of those waits for their readers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ class Producer:
         if frame.registers:
             w(f"registers_less<{frame.registers[0]}>();")
         w("if (warp == 0) {", "const bool leads = lane == 0;  // this lane starts the copies; all follow the loops")
-        w("if (leads) {", *(f"tma_prefetch(&p.map_{t.name});" for t in u.tiles.values()), "}")
         w("Ring grid_ring{0, 1};", *(f"Ring r_{t.name}{{0, 1}};" for t in u.tiles.values()))
         self._starts()
         if frame.ahead:
