@@ -139,7 +139,10 @@ class LocalExecutor:
             job, future = item
             if future.set_running_or_notify_cancel():
                 self._current = str(job)
-                future.set_result(run_stages(job, self._shop, self._wait_for))
+                try:
+                    future.set_result(run_stages(job, self._shop, self._wait_for))
+                except Exception as error:  # not even a row could be made: the sweep ends with it rather than wait for ever
+                    future.set_exception(error)
                 self._current = self._waits_for = ""
 
     def _wait_for(self, who: str) -> None:

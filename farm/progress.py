@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from farm.jobs import Job, Row
+from farm.machine_view import machine_lines
 
 #: Problems kept for the closing table; a larger sweep is read with `farm catalog best`.
 TABLE_LIMIT = 500
@@ -179,22 +180,6 @@ class LiveDisplay(PlainDisplay):
         for line in machine_lines(self._state()):
             grid.add_row("machine", line)
         return grid
-
-
-def machine_lines(state: dict[str, Any]) -> list[str]:
-    """Queues and devices of an executor's state, a line each."""
-    if not state:
-        return ["nothing started yet"]
-    if state.get("executor") != "ray":
-        waiting = f", waiting: {state['waits_for']}" if state.get("waits_for") else ""
-        return [f"in this process: {state.get('running') or 'nothing in hand'}{waiting}"]
-    lines = [f"{state['waiting']} waiting, {state['building']} being built, {state['built']} ready for a device"]
-    for device in state["devices"]:
-        health = f"out of service: {device['out_of_service']}" if device["out_of_service"] else f"{device['busy']:.0%} busy"
-        if device.get("waits_for"):
-            health += f", waiting: {device['waits_for']}"
-        lines.append(f"{device['device']} ({device['about'] or 'starting'}): {health}, {device['in_hand']} in hand")
-    return lines
 
 
 def waits_of(state: dict[str, Any]) -> set[str]:

@@ -67,7 +67,8 @@ def _alive(said: dict[str, Any]) -> bool:
 
 def status_lines(said: dict[str, Any]) -> list[str]:
     """One sweep for people."""
-    from farm.progress import clock, machine_lines
+    from farm.machine_view import machine_lines
+    from farm.progress import clock
 
     minutes = clock(time.time() - said["started_at"])
     lines = [f"{said['run_id']}: plan {said['plan']}, catalog {said['catalog']}, running for {minutes}"]

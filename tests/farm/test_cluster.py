@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
+
+from farm.nodes import node_wishes, unmet_targets
 
 ROOT = Path(__file__).parents[2]
 CONFIG = yaml.safe_load((ROOT / "cluster.yaml").read_text())
@@ -32,3 +37,57 @@ def test_every_gpu_class_has_a_node_type_with_its_own_resource() -> None:
 def test_no_secret_and_no_machine_of_ours() -> None:
     text = (ROOT / "cluster.yaml").read_text().lower()
     assert not any(word in text for word in ("secret", "token", "aws_access", "10.0."))
+
+
+# ------------------------------------------------------------------------------------------------- the two other examples
+
+KUBERAY = yaml.safe_load((ROOT / "examples/clusters/kuberay.yaml").read_text())
+
+
+def test_kuberays_groups_are_what_rays_autoscaler_reads() -> None:
+    """Ray's own reader of RayCluster objects makes node types of it: resources, limits of workers, the idle timeout."""
+    producer = pytest.importorskip("ray.autoscaler._private.kuberay.autoscaling_config")
+    found = producer._derive_autoscaling_config_from_ray_cr(KUBERAY | {"metadata": KUBERAY["metadata"] | {"namespace": "farm"}})
+    schema = json.loads((Path(producer.__file__).parents[2] / "ray-schema.json").read_text())
+    pytest.importorskip("jsonschema").validate(found, schema)
+    types = {name.removesuffix("-group"): t for name, t in found["available_node_types"].items()}
+    assert found["idle_timeout_minutes"] == 10
+    assert types["headgroup"]["resources"] | {"memory": 0} == {"CPU": 0, "class_head": 1, "memory": 0}
+    for name in ("t4", "a100"):
+        assert (
+            types[name]["resources"]["GPU"] == types[name]["resources"][f"class_{name}"] == 1 and types[name]["min_workers"] == 0
+        )
+    assert types["builder"]["min_workers"] == 1 and "GPU" not in types["builder"]["resources"]
+
+
+def test_kuberays_ray_is_the_one_that_is_pinned() -> None:
+    pinned = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("ray=="))
+    assert KUBERAY["spec"]["rayVersion"] == pinned.partition("==")[2].strip()
+
+
+def test_three_machines_join_with_commands_that_ray_takes() -> None:
+    """Every `ray start` of the script is parsed by Ray's own command line; the farm finds a device for every class."""
+    scripts = pytest.importorskip("ray.scripts.scripts")
+    argv = ["sh", str(ROOT / "examples/clusters/three_machines.sh"), "up"]
+    done = subprocess.run(argv, env=os.environ | {"DRY_RUN": "1", "ENV": "/env/bin"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    commands = [shlex.split(line.partition(": ")[2]) for line in done.stdout.splitlines()]
+    assert [c[:2] for c in commands] == [["/env/bin/ray", "start"]] * 3
+    nodes = []
+    for number, command in enumerate(commands):
+        given = scripts.start.make_context("start", command[2:]).params
+        cpus, gpus = given["num_cpus"] or 8, given["num_gpus"] or 0
+        resources = {"CPU": cpus, "GPU": gpus} | json.loads(given["resources"])
+        nodes.append({"NodeID": str(number), "Alive": True, "Resources": resources})
+        assert given["head"] == (number == 0) and (number == 0 or given["address"] == "head.example.com:6379")
+    assert not unmet_targets(("sm_75", "sm_80"), nodes)
+    assert [w.expected_class for w in node_wishes(("sm_75", "sm_80"), nodes)] == ["a100", "a100", "rtx8000"]
+    usage = subprocess.run(argv[:2], capture_output=True, text=True)
+    assert usage.returncode == 2 and "up | down" in usage.stderr
+
+
+def test_what_no_node_can_meet_is_named_with_the_cure() -> None:
+    nodes = [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 8, "class_t4": 1}}]
+    unmet = unmet_targets(("sm_75", "sm_80", "cpu-avx2"), nodes)
+    assert list(unmet) == ["sm_80", "cpu-avx2"]
+    assert "class_a100" in unmet["sm_80"] and "--resources" in unmet["sm_80"] and "class_cpu" in unmet["cpu-avx2"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from catalog import store
+from catalog import audit, store
 from farm import standin
 
 PLAN = """
@@ -33,6 +33,7 @@ class Killed:
 
     def __init__(self, folder: Path, words: str, problems: int = 6) -> None:
         self.folder, self.total = folder, problems * ATTEMPTS_EACH
+        folder.mkdir(exist_ok=True)
         (folder / "plan.yaml").write_text(PLAN.format(name=words, lengths=list(range(5, 5 + problems))))
         self.log = folder / "cache" / "standin.log"
 
@@ -43,8 +44,8 @@ class Killed:
     def environment(self) -> dict[str, str]:
         return os.environ | {"FARM_CACHE": str(self.folder / "cache"), "FAULT_TEST": str(self.folder)}
 
-    def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(self.argv, env=self.environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: E501  # fmt: skip
+    def start(self, argv: list[str] | None = None) -> subprocess.Popen[str]:
+        return subprocess.Popen(argv or self.argv, env=self.environment(), start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: E501  # fmt: skip
 
     def finish(self) -> dict:
         done = subprocess.run(
@@ -91,6 +92,7 @@ def check_after_kill(sweep: Killed) -> None:
     rows = store.open(sweep.folder / "c").rows(["attempt_key", "reason_code"]).to_pylist()
     assert len(rows) == len({row["attempt_key"] for row in rows}) == sweep.total
     assert {row["reason_code"] for row in rows} == {"ok"}
+    assert audit.verify(store.open(sweep.folder / "c"), artifacts=False).errors == ()
 
 
 @pytest.mark.slow
@@ -115,6 +117,64 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, number: signal.Sign
         assert summary["planned"] == sum(summary["by_reason"].values())
         assert summary["by_reason"]["not_run"] >= 1
     check_after_kill(sweep)
+
+
+#: Python whose clocks are an hour off, in front of the farm's command line.
+SKEWED = """
+import datetime, sys, time
+hour, real, now = {hours} * 3600, datetime.datetime, time.time
+class Skewed(real):
+    @classmethod
+    def now(cls, tz=None):
+        return cls.fromtimestamp(now() + hour, tz)
+datetime.datetime, time.time = Skewed, lambda: now() + hour
+from farm.cli import main
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("hours", [1, -1], ids=["fast", "slow"])
+def test_a_driver_whose_clock_is_an_hour_off(tmp_path: Path, hours: int) -> None:
+    """The first start's clock is wrong and it is killed; the next one, with the right clock, goes on from it all the same."""
+    sweep = Killed(tmp_path, "prove=0.05")
+    argv = [sys.executable, "-c", SKEWED.format(hours=hours), *sweep.argv[3:], "--executor", "local"]
+    running = subprocess.Popen(argv, env=sweep.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    sweep.wait_for_rows(5)
+    running.kill()
+    running.wait()
+    check_after_kill(sweep)
+    rows = store.open(tmp_path / "c").rows(["run_id", "sequence"]).sort_by("sequence").to_pylist()
+    assert len(dict.fromkeys(row["run_id"] for row in rows)) == 2
+    assert [row["run_id"] for row in rows] == sorted((row["run_id"] for row in rows), reverse=hours > 0)
+
+
+@pytest.mark.slow
+def test_two_sweeps_on_one_catalog_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Different plans at a time on one catalog; each attempt that both ask for is one row that counts."""
+    one, two = Killed(tmp_path / "1", "prove=0.05", 4), Killed(tmp_path / "2", "prove=0.05", 6)
+    shared = str(tmp_path / "c")
+    running = [s.start([*s.argv[:-1], shared, "--executor", "local"]) for s in (one, two)]
+    summaries = [json.loads(process.communicate(timeout=120)[0]) for process in running]
+    opened = store.open(shared)
+    assert all(s["planned"] == sum(s["by_reason"].values()) and s["planned"] + s["known"] >= 12 for s in summaries)
+    assert opened.count({"reason_code": "ok"}) == opened.count() == two.total
+    assert audit.verify(opened, artifacts=False).errors == ()
+
+
+@pytest.mark.slow
+def test_a_second_start_of_a_living_sweep_takes_over(tmp_path: Path) -> None:
+    """The first one notices within seconds and says so; what it wrote before counts, and nothing that had ended is done again."""
+    sweep = Killed(tmp_path, "prove=0.4", 10)
+    first = sweep.start([*sweep.argv, "--executor", "local"])
+    sweep.wait_for_rows(2)
+    summary = sweep.finish()
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == 1 and "superseded by a later start" in json.loads(out)["stop_reason"], err
+    assert summary["known"] >= 2 and summary["planned"] == sum(summary["by_reason"].values())
+    opened = store.open(tmp_path / "c")
+    assert opened.count({"reason_code": "ok"}) == opened.count() == sweep.total
+    assert audit.verify(opened, artifacts=False).errors == ()
 
 
 @pytest.mark.soak
