@@ -1,4 +1,4 @@
-"""What runs on Ray's workers (the builder task, the device actor, a node's look at itself), and the session. Knows no queue."""
+"""What runs on Ray's workers (builder and device actors, a node's look at itself), and the session. Knows no queue."""
 
 from __future__ import annotations
 
@@ -85,18 +85,23 @@ def _built(job: Job, shop: Shop) -> Built | Row:
         return row
 
 
-@ray.remote(num_cpus=1, max_retries=0)
-def build(job: Job, shop: Shop) -> Built | Row:
-    """One job up to its binary, or the row of its failure."""
-    return _built(job, here(shop))
+@ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)
+class Builder:
+    """Compiles, for every class of device; runs no candidate."""
 
+    def __init__(self, shop: Shop) -> None:
+        self._shop = here(shop)
 
-@ray.remote(num_cpus=1, max_retries=0, num_returns=2)
-def build_to_send(job: Job, shop: Shop) -> tuple[Built | Row, bytes]:
-    """The same with the binary's bytes, which stay in this node's object store until a device's node wants them."""
-    result = _built(job, here(shop))
-    path = Path(result.binary.path) if isinstance(result, Built) and result.binary.path else None
-    return result, path.read_bytes() if path is not None and path.is_file() else b""
+    def build(self, job: Job) -> Built | Row:
+        """One job up to its binary, or the row of its failure."""
+        return _built(job, self._shop)
+
+    @ray.method(num_returns=2)
+    def build_to_send(self, job: Job) -> tuple[Built | Row, bytes]:
+        """The same with the binary's bytes, which stay in this node's object store until a device's node wants them."""
+        result = _built(job, self._shop)
+        path = Path(result.binary.path) if isinstance(result, Built) and result.binary.path else None
+        return result, path.read_bytes() if path is not None and path.is_file() else b""
 
 
 def here(shop: Shop) -> Shop:

@@ -74,15 +74,14 @@ def targets_of_class(device_class: str) -> tuple[str, ...]:
     return own + older
 
 
-def builder_cpus(nodes: Iterable[Mapping[str, Any]], wishes: Iterable[DeviceWish] = ()) -> int:
-    """CPUs of the cluster on which builders may work: what device actors do not hold, on nodes whose CPUs no measurement owns."""
+def builder_rooms(nodes: Iterable[Mapping[str, Any]], wishes: Iterable[DeviceWish] = ()) -> dict[str, int]:
+    """Node -> CPUs on which builders may work: what device actors do not hold, on nodes whose CPUs no measurement owns."""
     held = Counter[str]()
     for wish in wishes:
         held[wish.node_id] += int(dict(wish.options)["num_cpus"])
-    free = (
-        n["Resources"].get("CPU", 0) - held[n["NodeID"]] for n in nodes if n["Alive"] and f"{PREFIX}cpu" not in n["Resources"]
-    )
-    return int(sum(max(0, cpus) for cpus in free))
+    able = [n for n in nodes if n["Alive"] and f"{PREFIX}cpu" not in n["Resources"]]
+    rooms = {n["NodeID"]: int(n["Resources"].get("CPU", 0)) - held[n["NodeID"]] for n in able}
+    return {node: room for node, room in rooms.items() if room > 0}
 
 
 def classes_of(node: Mapping[str, Any]) -> dict[str, int]:

@@ -102,11 +102,12 @@ class OnRay:
 
         guardian = Guardian(self._run_id)
         try:
-            folder = actors.start_session(self._options.address, cores_given())
+            wishes = local_wishes(self._targets, stages_of(self._shop).devices()) if self._options.address == "local" else ()
+            held = sum(int(dict(wish.options)["num_cpus"]) for wish in wishes)  # by devices' actors, which mostly wait
+            folder = actors.start_session(self._options.address, cores_given() + held)
             if not folder:
                 return guardian, RayExecutor(self._shop, targets=self._targets, unmet=self._unmet)
             guardian.watch_folder(folder)
-            wishes = local_wishes(self._targets, stages_of(self._shop).devices())
             return guardian, RayExecutor(self._shop, wishes, cores_given())
         except BaseException:
             guardian.close()

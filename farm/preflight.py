@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm import actors
 from farm.actors import ray
-from farm.nodes import builder_cpus, classes_of, node_wishes, unmet_targets
+from farm.nodes import builder_rooms, classes_of, node_wishes, unmet_targets
 
 ANSWER_S = 60.0  # for all nodes together; a node's first worker imports the farm's packages
 
@@ -77,7 +77,9 @@ def preflight(targets: tuple[str, ...], timeout_s: float = ANSWER_S) -> Prefligh
     refused = {look.node_id for look in looks if look.refused}
     serving = [n for n in nodes if n["NodeID"] not in refused]
     wishes = node_wishes(targets, serving)
-    return Preflight(tuple(looks), unmet_targets(targets, serving), builder_cpus(serving, wishes), actors.dashboard())
+    return Preflight(
+        tuple(looks), unmet_targets(targets, serving), sum(builder_rooms(serving, wishes).values()), actors.dashboard()
+    )
 
 
 def _answer(ref: Any) -> dict[str, str] | str:

@@ -1,6 +1,6 @@
 """Runs jobs on Ray: builders and one actor a device, bounded queues, every loss a row. Decides nothing about what to try.
 
-One thread owns all of it. A job is built by a task (any builder, one CPU), then waits for a device of its kind, which has at most
+One thread owns all of it. A job is built by any builder, then waits for a device of its kind, which has at most
 one job running and one queued. Whatever dies, its job ends as a row `lost_node`; the scheduler tries it again, on another
 device of that kind where there is one. Nodes that join or leave a cluster are seen within seconds.
 """
@@ -20,10 +20,11 @@ from ray.exceptions import OutOfMemoryError
 
 from farm import actors
 from farm.actors import ray
+from farm.builders import Builder, Builders
 from farm.device_slots import QUEUED_PER_DEVICE, Slot, first_line, open_slot
 from farm.executors import UNVERIFIED, stages_of
 from farm.jobs import Built, Job, Row, Shop
-from farm.nodes import DeviceWish, builder_cpus, classes_of, node_wishes
+from farm.nodes import DeviceWish, builder_rooms, classes_of, node_wishes
 from farm.places import Place, places_of
 from farm.queues import Kind, Queues, Ready, kind_of
 
@@ -41,6 +42,7 @@ KEPT_BINARIES = 1024  # references to binaries that may be asked for again, by a
 class _Building:
     job: Job
     deadline: float
+    builder: Builder
     data: Any = None
 
 
@@ -60,7 +62,8 @@ class RayExecutor:
         unmet: Mapping[str, str] | None = None,
         patience_s: float = PATIENCE_S,
     ) -> None:
-        self._shop, self._num_builders, self._targets = shop, max(1, num_builders), targets
+        self._shop, self._targets = shop, targets
+        self._builders = Builders(shop, {"": max(1, num_builders)} if targets is None else {})
         self._most_builders = 1 << 20
         self._unmet, self._patience_s = dict(unmet or {}), patience_s if targets is not None else 0.0
         self._stages, self._versions = stages_of(shop), actors.versions()
@@ -82,12 +85,12 @@ class RayExecutor:
 
     @property
     def capacity(self) -> int:
-        return 2 * self._num_builders + (QUEUED_PER_DEVICE + 1) * max(1, len(self._slots))
+        return 2 * self._builders.room + (QUEUED_PER_DEVICE + 1) * max(1, len(self._slots))
 
     def room(self, place: Place) -> int:
         """Searches of a place that may be open at a time: enough to keep its devices at work, none while it has none."""
         if place.device_key is None:
-            return 2 * self._num_builders
+            return 2 * self._builders.room
         serving = sum(s.may_judge(place.target, place.device_key) and not s.out_of_service for s in list(self._slots))
         return (QUEUED_PER_DEVICE + 1) * serving + (2 if serving else 0)
 
@@ -139,8 +142,9 @@ class RayExecutor:
         self._thread.join(10)
         for slot in self._slots:
             ray.kill(slot.actor, no_restart=True)
-        for ref in self._building:
-            ray.cancel(ref, force=True)
+        for building in self._building.values():
+            self._builders.drop(building.builder)
+        self._builders.close()
 
     def end_session(self) -> None:
         actors.stop_session()
@@ -178,7 +182,7 @@ class RayExecutor:
                 self._let_go(slot, RuntimeError(slot.out_of_service))
         have = Counter((s.wish.node_id, s.wish.expected_class) for s in self._slots)
         wishes = node_wishes(self._targets, nodes)
-        self._num_builders = max(1, min(builder_cpus(nodes, wishes), self._most_builders))
+        self._builders.set_rooms(builder_rooms(nodes, wishes))
         for wish in wishes:
             key = (wish.node_id, wish.expected_class)
             if have[key] > 0:
@@ -191,7 +195,7 @@ class RayExecutor:
         for slot in self._slots:
             if slot.device is not None and not slot.out_of_service:
                 serving.update((target, slot.device.key) for target in slot.device.targets)
-        while len(self._building) < self._num_builders:
+        while self._builders.any_left and len(self._building) < self._most_builders:
             with self._lock:
                 job = self._queues.next_job(serving, STOCK_PER_DEVICE)
             if job is None:
@@ -203,12 +207,12 @@ class RayExecutor:
 
     def _build(self, job: Job) -> None:
         """On this machine the binary's file is enough; in a cluster its bytes go along."""
-        data = None
+        builder, data = self._builders.take(), None
         if self._targets is None:
-            ref = actors.build.remote(job, self._shop)
+            ref = builder.actor.build.remote(job)
         else:
-            ref, data = actors.build_to_send.remote(job, self._shop)
-        self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S, data)
+            ref, data = builder.actor.build_to_send.remote(job)
+        self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S, builder, data)
 
     def _place_all(self, kind: Kind) -> None:
         """Built jobs to the least loaded devices of their kind, as long as one has room; rows where there is no such device."""
@@ -283,13 +287,15 @@ class RayExecutor:
         job = building.job
         try:
             result = ray.get(ref, timeout=30)
-        except OutOfMemoryError as error:
-            self._fewer_builders()
-            self._end(self._stages.row_without_verdict(job, "compile_oom", f"builder: {first_line(error)}"), job)
-            return
         except Exception as error:
-            self._end(self._lost(job, "builder", error), job)
+            self._builders.drop(building.builder)
+            if _is_of_memory(error):
+                self._fewer_builders()
+                self._end(self._stages.row_without_verdict(job, "compile_oom", f"builder: {first_line(error)}"), job)
+            else:
+                self._end(self._lost(job, "builder", error), job)
             return
+        self._builders.give_back(building.builder)
         if not isinstance(result, Built) and result["reason_code"] == "compile_oom":
             self._fewer_builders()
         if isinstance(result, Built):
@@ -299,7 +305,7 @@ class RayExecutor:
 
     def _fewer_builders(self) -> None:
         """Memory ran out beside so many compilers: half of them, for the rest of this sweep."""
-        self._most_builders = self._num_builders = max(1, self._num_builders // 2)
+        self._most_builders = max(1, min(self._most_builders, self._builders.room) // 2)
 
     def _kept(self, name: str, data: Any) -> Any:
         """One reference for each binary, whoever built it: Ray brings it to a node once."""
@@ -342,7 +348,7 @@ class RayExecutor:
             self._end(row, ready.built.job)
 
     def _actor_died(self, slot: Slot, error: BaseException) -> None:
-        if isinstance(error, OutOfMemoryError):
+        if _is_of_memory(error):
             self._fewer_builders()
         self._let_go(slot, error)
         slot.strikes += 1
@@ -375,9 +381,9 @@ class RayExecutor:
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
-        for ref, building in list(self._building.items()):
+        for building in list(self._building.values()):
             if now > building.deadline:
-                ray.cancel(ref, force=True)
+                ray.kill(building.builder.actor, no_restart=True)
                 building.deadline = now + GRACE_S  # its end arrives as an error
         for slot in self._slots:
             if (slot.tasks or slot.hello) and now > slot.deadline:
@@ -406,6 +412,11 @@ class RayExecutor:
                 self._queues.ended(job)
         if future is not None and not future.cancelled():
             future.set_result(row)
+
+
+def _is_of_memory(error: BaseException) -> bool:
+    """Whether Ray ended a worker because its node ran out of memory; of an actor it says so in words only."""
+    return isinstance(error, OutOfMemoryError) or "low on memory" in str(error)
 
 
 def _node_facts(node: Mapping[str, Any]) -> dict[str, Any]:

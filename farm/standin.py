@@ -101,14 +101,19 @@ def devices() -> tuple[LocalDevice, ...]:
 CANDIDATES = {
     "hang": "import time; time.sleep(600)",
     "crash": "import os; os.abort()",
-    "eat": "held = []\nwhile True: held.append(bytearray(1 << 24))",
+    "eat": "held = []\nwhile True: held.append(bytearray(1 << 26))",
 }
 
 
 def _candidate(what: str) -> tuple[str, str]:
     """Reason and message of a faulty candidate, in a child that is killed as compilers are."""
-    ended = run_limited([sys.executable, "-c", CANDIDATES[what]], Limits(wall_s=1.0, memory_bytes=512 << 20))
-    return ("timeout", "1 s is over") if ended.how == "timeout" else ("crash", f"exit code {ended.code}: {ended.log[-100:]}")
+    limits = Limits(wall_s=1.0 if what == "hang" else 30.0, memory_bytes=512 << 20)
+    ended = run_limited([sys.executable, "-c", CANDIDATES[what]], limits)
+    return (
+        ("timeout", f"{limits.wall_s:g} s are over")
+        if ended.how == "timeout"
+        else ("crash", f"exit code {ended.code}: {ended.log[-100:]}")
+    )
 
 
 def _places(built: Built, shop: Shop) -> tuple[Path, Path]:

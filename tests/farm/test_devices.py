@@ -9,7 +9,7 @@ import pytest
 from farm import devices, stages
 from farm.devices import LocalDevice, class_of, targets_of
 from farm.jobs import Job, Shop
-from farm.nodes import builder_cpus, local_wishes, node_wishes
+from farm.nodes import builder_rooms, local_wishes, node_wishes
 from farm.places import Place, places_of
 from generator.spec import AttentionSpec
 
@@ -100,8 +100,8 @@ def test_wishes_of_a_cluster() -> None:
     ]  # fmt: skip
     assert dict(wishes[0].options) == {"num_cpus": 16, "resources": {"class_cpu": 1}}, "no builder beside a measurement"
     assert dict(wishes[1].options) == {"num_cpus": 1, "num_gpus": 1, "resources": {"class_a100": 1}}
-    assert builder_cpus(nodes) == 4 + 96 + 4 + 4
-    assert builder_cpus(nodes, wishes) == 4 + (96 - 2) + (4 - 1) + 4, "a device's actor holds a CPU"
+    assert builder_rooms(nodes) == {"head": 4, "a": 96, "t": 4, "odd": 4}
+    assert builder_rooms(nodes, wishes) == {"head": 4, "a": 94, "t": 3, "odd": 4}, "a device's actor holds a CPU"
 
 
 def test_a_node_that_is_not_what_its_resources_say_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -75,12 +76,18 @@ class Killed:
         return found
 
 
+def said_of(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid}: {Path(f'/proc/{pid}/cmdline').read_text()[:200]}"
+    return f"{pid}: gone"
+
+
 def check_after_kill(sweep: Killed) -> None:
     """Everything that has to hold ten seconds after a kill, and after the start that follows."""
     until = time.monotonic() + 10
     while sweep.left() and time.monotonic() < until:
         time.sleep(0.1)
-    assert not sweep.left(), "processes outlive the sweep"
+    assert not [said_of(pid) for pid in sweep.left()], "processes outlive the sweep"
     before = store.open(sweep.folder / "c", damaged="raise").rows(["attempt_key", "reason_code"]).to_pylist()
     ended = {row["attempt_key"] for row in before if row["reason_code"] == "ok"}
     ran = standin.counts(sweep.folder / "cache")["done"]

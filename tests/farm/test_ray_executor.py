@@ -136,7 +136,7 @@ def test_memory_that_runs_out_is_no_crash_of_a_kernel_and_fewer_build_at_a_time(
     monkeypatch.setattr(actors.ray, "get", get)
     ended = rows([executor.submit(job(i)) for i in range(4)])
     assert Counter(row["reason_code"] for row in ended) == {"compile_oom": 1, "ok": 3}
-    assert executor._num_builders == 1 and REASONS["compile_oom"] == "transient" and RETRIES["compile_oom"]
+    assert executor._most_builders == 1 and REASONS["compile_oom"] == "transient" and RETRIES["compile_oom"]
 
 
 def test_what_travels_is_small_and_what_is_in_hand_is_bounded(executor: RayExecutor) -> None:

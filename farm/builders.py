@@ -1,0 +1,75 @@
+"""The builders of a sweep on Ray: actors that compile, one CPU each, opened when there is work for them. Knows no queue, no job.
+
+Each is put on a node with a CPU that no device's actor needs, so that a compiler never keeps a device from coming into service.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from farm import actors
+from farm.actors import ray
+from farm.jobs import Shop
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """node_id: "" on this machine."""
+
+    actor: Any
+    node_id: str
+
+
+class Builders:
+    """rooms: node -> CPUs that builders may have there; {"": n} for this machine alone."""
+
+    def __init__(self, shop: Shop, rooms: Mapping[str, int]) -> None:
+        self._shop = shop
+        self._free: list[Builder] = []
+        self._open = Counter[str]()
+        self.rooms = dict(rooms)
+
+    @property
+    def room(self) -> int:
+        return sum(self.rooms.values())
+
+    @property
+    def any_left(self) -> bool:
+        """Whether one has nothing to do, or a CPU has none yet."""
+        return bool(self._free) or any(self._open[node] < room for node, room in self.rooms.items())
+
+    def take(self) -> Builder:
+        """One that has nothing to do, or a new one on the node with the most room; only while `any_left`."""
+        if self._free:
+            return self._free.pop()
+        node = max(self.rooms, key=lambda name: self.rooms[name] - self._open[name])
+        self._open[node] += 1
+        there = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
+        return Builder(actors.Builder.options(**there).remote(self._shop), node)
+
+    def give_back(self, builder: Builder) -> None:
+        if self._open[builder.node_id] > self.rooms.get(builder.node_id, 0):
+            self.drop(builder)
+        else:
+            self._free.append(builder)
+
+    def drop(self, builder: Builder) -> None:
+        """Of one that died, is stuck, or is one too many."""
+        self._open[builder.node_id] -= 1
+        ray.kill(builder.actor, no_restart=True)
+
+    def set_rooms(self, rooms: Mapping[str, int]) -> None:
+        """After nodes joined or left: those that wait on a node that is gone, or are too many there now, are let go."""
+        self.rooms = dict(rooms)
+        waiting, self._free = self._free, []
+        for builder in waiting:
+            self.give_back(builder)
+
+    def close(self) -> None:
+        while self._free:
+            self.drop(self._free.pop())
