@@ -116,23 +116,32 @@ def reproduce(
         raise typer.Exit(EXIT_FAILED)
 
 
+#: Columns that say why an attempt ended as it did, and those that name its artifacts.
+_FINDINGS = ("message", "witness_check", "witness_input", "witness_expected", "witness_found")
+_ARTIFACTS = ("sketch_hash", "tl_hash", "program_hash", "source_hash", "binary_hash", "transcript_hash")
+
+
 def logs(
     row_id: Annotated[str, typer.Argument(help="A row's id, or the beginning of one.", show_default=False)],
     location: CatalogOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """What compiler and verifier said of one attempt, with its program's source beside it by name."""
     from catalog import store
 
     opened = store.open(catalog_location(location))
     row = opened.get(row_id)
+    findings = {name: row[name] for name in _FINDINGS if row[name]}
+    artifacts = {name.removesuffix("_hash"): opened.artifacts.path(row[name]) for name in _ARTIFACTS if row[name]}
+    log = opened.artifacts.text(row["log_hash"]) if row["log_hash"] else None
+    if as_json:
+        head = {name: row[name] for name in ("row_id", "spec_name", "spec_hash", "target", "reason_code")}
+        typer.echo(json.dumps(head | findings | {"artifacts": {k: str(v) for k, v in artifacts.items()}, "log": log}))
+        return
     typer.echo(f"{row['row_id']}: {row['spec_name'] or row['spec_hash'][:12]} on {row['target']}: {row['reason_code']}")
-    for name in ("message", "witness_check", "witness_input", "witness_expected", "witness_found"):
-        if row[name]:
-            typer.echo(f"{name}: {row[name]}")
-    for name in ("sketch_hash", "tl_hash", "program_hash", "source_hash", "binary_hash", "transcript_hash"):
-        if row[name]:
-            typer.echo(f"{name.removesuffix('_hash')}: {opened.artifacts.path(row[name])}")
-    typer.echo(opened.artifacts.text(row["log_hash"]) if row["log_hash"] else "log: none was kept; the compiler said nothing")
+    for name, value in (findings | artifacts).items():
+        typer.echo(f"{name}: {value}")
+    typer.echo(log or "log: none was kept; the compiler said nothing")
 
 
 def _shop(catalog: str, variants: str | None, sanitize: bool) -> Shop:

@@ -9,6 +9,7 @@ Every way out is a row with a reason of `verifier.records.REASONS`. `run_attempt
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections import OrderedDict
@@ -51,9 +52,12 @@ NEAR = 1.5
 
 
 def run_attempt(job: Job, shop: Shop, device: str = "cpu") -> Row:
-    """One job to its row."""
+    """One job to its row, however long others keep the device."""
     built = build(job, shop)
-    return prove(built, shop, device) if isinstance(built, Built) else built
+    while isinstance(built, Built):
+        with contextlib.suppress(StillBusy):
+            return prove(built, shop, device)
+    return built
 
 
 def build(job: Job, shop: Shop) -> Built | Row:

@@ -124,3 +124,12 @@ OLD_COLUMNS = (
     "attempt_key", "reason_code", "spec", "target", "translator_version", "device_key", "source_hash", "binary_hash", "launch",
     "rule_id", "verified_shapes", "program_hash", "isa", "language", "p50_s",
 )  # fmt: skip
+
+
+def test_what_was_said_of_an_attempt_for_people_and_for_scripts(made: tuple[str, dict[str, Any]]) -> None:
+    uri, row = made
+    said = json.loads(farm("logs", row["row_id"], "--catalog", uri, "--json").stdout)
+    assert said["row_id"] == row["row_id"] and said["reason_code"] == "ok"
+    assert Path(said["artifacts"]["source"]).read_text().startswith("// ") and {"program", "binary"} <= set(said["artifacts"])
+    lines = farm("logs", row["row_id"], "--catalog", uri).stdout.splitlines()
+    assert lines[0].endswith(": ok") and f"source: {said['artifacts']['source']}" in lines
