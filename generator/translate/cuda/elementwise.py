@@ -47,6 +47,7 @@ class ElementCode:
     scalars: Scalars
     shared: dict[str, str] = field(default_factory=dict)  # shared tile -> the C function that reads it, as "f(tile, {r}, {c})"
     counter: int = 0
+    masks_as_bits: bool = False  # a row's limits as one mask: fewer instructions, a few more registers
 
     @property
     def scope(self) -> Scope:
@@ -291,10 +292,15 @@ class _Statement:
                 others.append(self._either(known))
             else:
                 others.append(self._plain_test(c, part))
-        if uppers or lowers:
+        if self.code.masks_as_bits and (uppers or lowers):
             others.append(self._seen(uppers, lowers, off))
-        elif off:
-            others.append(f"!{off}")
+            off = ""
+        elif uppers:
+            others.append(f"COL <= {self._limit(extremum('min', tuple(uppers)), off)}")
+            off = ""
+        if lowers and not self.code.masks_as_bits:
+            others.append(f"COL >= {self._limit(extremum('max', tuple(lowers)))}")
+        others += [f"!{off}"] if off else []
         return " && ".join(f"({o})" for o in others) if others else "true"
 
     def _plain_test(self, c: Expr, part: Part) -> str:

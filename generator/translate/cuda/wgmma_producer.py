@@ -1,7 +1,7 @@
 """The producer: one warp that runs the consumers' schedule with everything but the copies left out.
 
-A copy stands where its first reader stands, so rings of any depth of one or more cannot block each other. Where a block's next tile
-is started early, the last copies for second products follow its first ones: none of those waits for their readers.
+A copy stands where its first reader stands, so rings of any depth of one or more cannot block each other. Where a block's next
+tile is started early, the last copies for second products follow its first ones: none of those waits for their readers.
 """
 
 from __future__ import annotations
