@@ -101,7 +101,8 @@ class ModelSearch:
             raise Stopped(outcome.stopped)
         if not outcome.judged:
             await attempt(self._job_of_nothing(spec, target, outcome.stopped))
-        self.note(_said(spec, outcome, evaluator.spent))
+        else:
+            self.note(_said(spec, outcome, evaluator.spent))
         if outcome.cause == "unavailable" and not self.ledger.spent.requests:
             raise Stopped(outcome.stopped)
 

@@ -237,7 +237,8 @@ class _Failed(Exception):
 
 
 def _of_status(error: openai.APIStatusError) -> _Failed:
-    message = f"the endpoint answered {error.status_code}: {short(error.message)}"
+    said = short(error.message).removeprefix(f"Error code: {error.status_code} - ")
+    message = f"the endpoint answered {error.status_code}: {said}"
     if error.status_code in RETRIED_STATUS or error.status_code >= 500:
         after_s = _retry_after(error.response.headers.get("retry-after"))
         return _Failed(message, again=True, perhaps_paid=False, after_s=after_s)
