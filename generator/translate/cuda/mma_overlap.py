@@ -195,7 +195,7 @@ class Rotated(Overlapped):
         self.point(self.first, it)
         self.point(self.second, f"{it} - 1")
         self.run(s.first, setting)
-        if self.ahead == 1:
+        if self.ahead == 1 or self.behind == 1:
             w("copy_wait<0>();" if self.behind == 1 else "", "__syncthreads();")
         if self.behind > 1:
             self.copy(self.second, f"{it} + {self.behind - 2}" if self.behind > 2 else it, guarded=self.behind > 2)
