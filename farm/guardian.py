@@ -77,7 +77,8 @@ def _main() -> None:
         folders.append(line.rstrip("\n"))
     spare = {os.getpid(), driver}
     until, quiet = time.monotonic() + PATIENCE_S, 0
-    while time.monotonic() < until and quiet < 2:
+    enough = 2 if Path(f"/proc/{driver}").exists() else 20  # a session that was being started may still bring up agents
+    while time.monotonic() < until and quiet < enough:
         found = left_behind(mark, folders, spare)
         for pid in found:
             with contextlib.suppress(OSError):
