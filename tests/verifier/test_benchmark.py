@@ -200,6 +200,15 @@ def test_short_kernels_are_timed_in_batches_without_the_way_to_the_child(monkeyp
     assert workload.batch == 16 and workload.time_batch("torch sdpa").call_s == pytest.approx(4e-6)
 
 
+def test_the_way_to_the_child_never_makes_a_time_too_short(monkeypatch):
+    """A machine that was busy while the handshake was measured, and quiet while the kernel was, gave a call of no time."""
+    monkeypatch.setattr(benchmark.Workload, "__init__", lambda self: None)
+    workload = benchmark.Workload()
+    workload._random, workload.sets, workload.batch, workload.handshake_s = random.Random(1), 16, 4, 300e-6
+    monkeypatch.setattr(workload, "_go", lambda who, first, count: Ran("done", 80e-6, {"clock_s": 30e-6}))
+    assert workload.time_batch("torch sdpa").call_s == pytest.approx(20e-6)
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
