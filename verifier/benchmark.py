@@ -8,6 +8,7 @@ poison. The candidate is mapped into the child only after its rivals were timed 
 
 from __future__ import annotations
 
+import os
 import random
 import statistics
 import time
@@ -30,7 +31,7 @@ METHOD = "alternating-1: supervisor's clock, one process, fresh values, warm cac
 DISTURBED = 2.0
 #: Times that a disturbed measurement is made, and seconds to wait for a quieter machine before each but the first.
 DISTURBED_TRIES = 3
-QUIET_WAIT_S = 20.0
+QUIET_WAIT_S = 20.0  # unless FARM_QUIET_WAIT_S says otherwise
 
 Progress = Callable[[str], None]
 
@@ -75,7 +76,19 @@ def measure(
         return measure_cuda(binary, launch, spec, device=where, patience=patience, seed=seed, progress=progress, rivals=names)
     bind(launch, spec)
     job = _Job(read_binary(binary), launch, spec, num_threads or worker_threads(), patience or Patience(), say, rivals)
-    return settled(lambda: _measure_once(job, seed), say, lambda: wait_for_quiet(QUIET_WAIT_S))
+    return settled(lambda: _measure_once(job, seed), say, lambda: wait_for_quiet(quiet_wait_s()))
+
+
+def quiet_wait_s() -> float:
+    """Seconds that a disturbed measurement waits for a quieter machine before it is repeated. Raises ValueError."""
+    given = os.environ.get("FARM_QUIET_WAIT_S", "")
+    try:
+        wanted = float(given) if given else QUIET_WAIT_S
+    except ValueError:
+        wanted = -1.0
+    if not 0 <= wanted <= 3600:
+        raise ValueError(f"FARM_QUIET_WAIT_S: expected seconds from 0 to 3600, found {given!r}")
+    return wanted
 
 
 @dataclass(frozen=True, slots=True)

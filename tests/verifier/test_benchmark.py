@@ -171,6 +171,16 @@ def test_quiet_is_waited_for_and_not_for_ever(monkeypatch):
     assert idleness.wait_for_quiet(0.01) == 2.0
 
 
+def test_how_long_quiet_is_waited_for_can_be_set(monkeypatch):
+    monkeypatch.setenv("FARM_QUIET_WAIT_S", "3")
+    assert benchmark.quiet_wait_s() == 3.0
+    monkeypatch.delenv("FARM_QUIET_WAIT_S")
+    assert benchmark.quiet_wait_s() == benchmark.QUIET_WAIT_S
+    monkeypatch.setenv("FARM_QUIET_WAIT_S", "soon")
+    with pytest.raises(ValueError, match="FARM_QUIET_WAIT_S: expected seconds from 0 to 3600, found 'soon'"):
+        benchmark.quiet_wait_s()
+
+
 def test_cores_at_work_are_told():
     assert 0 <= idleness.busy_cores(0.05) <= (os.cpu_count() or 1) + 0.5
 
