@@ -5,8 +5,6 @@ import sys
 
 # The interpreter multiplies small tiles: on a busy machine BLAS's own threads make that up to fifty times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Two workers of a test run never leave each other a quiet machine, so that waiting for one is lost time.
-os.environ.setdefault("FARM_QUIET_WAIT_S", "0.5")
 
 import pytest  # noqa: E402
 
