@@ -1,6 +1,6 @@
 """Every pair of mask, score rule, head dim, dtype, heads, lengths and target in some kernel, each judged by the verifier.
 
-    python benchmarks/gpu_pairs.py [--json FILE] [--budget-s 200] [--workers 3] [--sanitize 6] [--compile-only]
+    python benchmarks/gpu_pairs.py [--json FILE] [--budget-s 200] [--workers 3] [--sanitize 6] [--skip 0] [--compile-only]
 
 A cover of pairs keeps every two factors' values together at least once in about ninety kernels. Workers judge kernels in turn,
 many in each process, as the devices of a farm do; a sample goes through compute-sanitizer too. Times nothing.
@@ -176,15 +176,17 @@ def main() -> None:
     parser.add_argument("--budget-s", type=float, default=200)
     parser.add_argument("--workers", type=int, default=3, help="processes that judge; the device is shared by them")
     parser.add_argument("--sanitize", type=int, default=6, help="kernels that go through compute-sanitizer too")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first so many kernels, which an earlier run judged")
     parser.add_argument("--compile-only", action="store_true", help="fill the cache of binaries; needs no GPU")
     options = parser.parse_args()
-    cases = [Case.of(row) for row in cover()]
+    cases = [Case.of(row) for row in cover()][options.skip :]
     if options.compile_only:
         for number, case in enumerate(cases, 1):
             found = built(case)
             log(f"[{number}/{len(cases)}]", case.name, found if isinstance(found, str) else found[0].resources.get("spill_bytes"))
         return
-    facts = environment() | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "cases": len(cases)}
+    facts = environment() | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")}
+    facts |= {"cases": len(cases), "skipped": options.skip}
     log(facts)
     found = []
     for row in in_turn(cases, options.sanitize, options.workers, START + options.budget_s):
