@@ -1,10 +1,15 @@
 """Options that tests of every package share, and settings that must stand before NumPy is imported."""
 
 import os
+import signal
 import sys
 
 # The interpreter multiplies small tiles: on a busy machine BLAS's own threads make that up to fifty times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# A shell without job control (a script's `make test &`, nohup) starts its background with interrupts ignored, and every program
+# that is started from there would ignore those that tests send it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
 
