@@ -28,7 +28,7 @@ from catalog.plainness import is_plain, nothing_watches
 from catalog.reasons import RunFailed
 from catalog.serving import Frame, Server, outcomes, per_thread
 from catalog.settings import override as _override
-from catalog.torch_ops import traced_flash, traced_sdpa
+from catalog.torch_ops import implement, traced_flash, traced_sdpa
 from generator.spec import AttentionSpec
 
 _is_compiling = torch.compiler.is_compiling
@@ -331,3 +331,6 @@ def explain(function: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> De
     Kernels that fail only when they are loaded (a changed file, a failed golden case) are known as such from then on.
     """
     return serving.server().decide(describe(function, *args, **kwargs), _override())
+
+
+implement(scaled_dot_product_attention, flash_attn_func)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import datetime as dt
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from catalog import marks
 from catalog.errors import FencedRun
+from catalog.locations import Location
 from generator.canonical import digest
-
-if TYPE_CHECKING:
-    from catalog.store import Catalog
 
 STARTS = "starts"
 
@@ -52,12 +50,11 @@ class Start:
         return Process(**self.process).is_gone  # type: ignore[arg-type]
 
 
-def take_over(catalog: Catalog, run_id: str, sweep_id: str, where: str) -> tuple[str, ...]:
+def take_over(location: Location, run_id: str, sweep_id: str, where: str, fence: Callable[[str], None]) -> tuple[str, ...]:
     """Notes a start, and fences every earlier one of this sweep that neither ended nor is known to be dead: their run ids.
 
     The order of starts is counted, no clock decides it. Raises FencedRun when an even later start got there first.
     """
-    location = catalog.location
     folder = f"{STARTS}/{digest([sweep_id, where])[:16]}"
     known = sorted(entry.name for entry in location.files(folder) if entry.name.endswith(".json"))
     number = int(known[-1].partition(".")[0]) + 1 if known else 1
@@ -77,21 +74,21 @@ def take_over(catalog: Catalog, run_id: str, sweep_id: str, where: str) -> tuple
         except FileNotFoundError:
             continue  # another start saw that it had ended
         if start.run_id not in ended and not start.is_gone:
-            catalog.fence(start.run_id)
+            fence(start.run_id)
             fenced.append(start.run_id)
-    _forget(catalog, folder, names[:-1], ended)
+    _forget(location, folder, names[:-1], ended)
     return tuple(fenced)
 
 
-def is_fenced(catalog: Catalog, run_id: str) -> bool:
-    return catalog.location.exists(f"{marks.FENCES}/{run_id}.json")
+def is_fenced(location: Location, run_id: str) -> bool:
+    return location.exists(f"{marks.FENCES}/{run_id}.json")
 
 
-def _forget(catalog: Catalog, folder: str, names: list[str], ended: set[str]) -> None:
+def _forget(location: Location, folder: str, names: list[str], ended: set[str]) -> None:
     """Of starts that ended or were fenced before now, the file is of no more use."""
     for name in names:
         if name.removesuffix(".json").partition(".")[2] in ended:
-            catalog.location.delete(f"{folder}/{name}")
+            location.delete(f"{folder}/{name}")
 
 
 def _machine() -> str:

@@ -211,11 +211,11 @@ class Catalog:
 
     def start_run(self, run_id: str, sweep_id: str, where: str = "") -> tuple[str, ...]:
         """Notes a start of a sweep, and fences earlier ones that may still be writing: their run ids (`catalog.starts`)."""
-        return starts.take_over(self, run_id, sweep_id, where)
+        return starts.take_over(self.location, run_id, sweep_id, where, self.fence)
 
     def is_fenced(self, run_id: str) -> bool:
         """Whether a later start superseded this run."""
-        return starts.is_fenced(self, run_id)
+        return starts.is_fenced(self.location, run_id)
 
     def revoke(self, reason: str, *, row_id: str | None = None, binary_hash: str | None = None) -> int:
         """Takes a row, or all rows of a binary, out of service for good; how many rows. Raises QueryError, CatalogError."""

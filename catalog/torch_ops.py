@@ -7,6 +7,7 @@ Inference only: calls whose inputs want gradients are traced as torch's own oper
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,37 +27,33 @@ _library.define(
 )
 
 
-def _sdpa(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
-) -> Tensor:
-    from catalog import attention
+def implement(sdpa: Callable[..., Tensor], flash_attn_func: Callable[..., Any]) -> None:
+    """What runs for the operators: the functions that eager code calls. Once a process."""
 
-    return attention.scaled_dot_product_attention(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+    def run_sdpa(
+        query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+    ) -> Tensor:
+        return sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
 
+    def run_flash(
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        softmax_scale: float | None,
+        causal: bool,
+        left: int,
+        right: int,
+        softcap: float,
+        alibi_slopes: Tensor | None,
+        sinks: Tensor | None,
+        need_lse: bool,
+    ) -> tuple[Tensor, Tensor]:
+        rules = {"learnable_sink": sinks, "return_lse": need_lse}
+        found = flash_attn_func(q, k, v, 0.0, softmax_scale, causal, (left, right), softcap, alibi_slopes, **rules)
+        return found if need_lse else (found, q.new_empty(0, dtype=torch.float32))
 
-def _flash(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softmax_scale: float | None,
-    causal: bool,
-    left: int,
-    right: int,
-    softcap: float,
-    alibi_slopes: Tensor | None,
-    sinks: Tensor | None,
-    need_lse: bool,
-) -> tuple[Tensor, Tensor]:
-    from catalog import attention
-
-    found = attention.flash_attn_func(
-        q, k, v, 0.0, softmax_scale, causal, (left, right), softcap, alibi_slopes, learnable_sink=sinks, return_lse=need_lse
-    )
-    return found if need_lse else (found, q.new_empty(0, dtype=torch.float32))
-
-
-_library.impl("sdpa", _sdpa, "CompositeExplicitAutograd")
-_library.impl("flash", _flash, "CompositeExplicitAutograd")
+    _library.impl("sdpa", run_sdpa, "CompositeExplicitAutograd")
+    _library.impl("flash", run_flash, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("farm::sdpa", lib=_library)
@@ -68,7 +65,7 @@ def _fake_sdpa(
 
 @torch.library.register_fake("farm::flash", lib=_library)
 def _fake_flash(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
-    """Shapes and strides of `_flash`, whose arguments it takes; the last of them says whether the LSE is wanted."""
+    """Shapes and strides of `run_flash`, whose arguments it takes; the last of them says whether the LSE is wanted."""
     need_lse = rules[-1]
     out = q.new_empty(*q.shape[:-1], v.shape[-1])
     lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if need_lse else (0,)

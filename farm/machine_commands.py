@@ -72,8 +72,9 @@ def selftest(
     """Traps have to be refused, each for its reason, and a known good kernel accepted. Exit code 1 when one is not."""
     from farm.config import load_config
     from verifier.environment import NoDevice, device_key
-    from verifier.selftest import Check, passed
+    from verifier.selftest import passed
     from verifier.selftest import selftest as run_selftest
+    from verifier.selftest_check import Check
 
     def show(check: Check) -> None:
         if not as_json:

@@ -22,7 +22,7 @@ from verifier.gpu import NoDevice, capability_of
 from verifier.judge import judge
 from verifier.records import CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.sandbox import CannotStart, SandboxLimits
-from verifier.selftest import SPEC, Check, since, words
+from verifier.selftest_check import SPEC, Check, since, words
 from verifier.traps.cuda import CUDA_TRAPS, CudaTrap, cuda_kernel
 
 #: An endless kernel is stopped after this; every good one takes milliseconds.

@@ -13,21 +13,21 @@ import os
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from generator.canonical import digest, digest_bytes
-from generator.spec import AttentionSpec, Rule, TensorDType
+from generator.spec import AttentionSpec, TensorDType
 from verifier.benchmark import Patience, measure
 from verifier.compile import NoCompiler, compile_translated, find_compiler
+from verifier.cuda_selftest import gpu_checks
 from verifier.environment import device_key, package_version
 from verifier.judge import judge
 from verifier.records import CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.sandbox import SandboxLimits
+from verifier.selftest_check import SPEC, Check, since, words
 from verifier.traps import TRAPS, Trap, kernel
 
-#: One small problem with grouped heads, a mask, and lengths that no tile divides.
-SPEC = AttentionSpec(4, 2, 64, 64, 2, 100, 100, masks=(Rule.make("causal"),), name="self-test")
 #: The fences of a sandbox, and what is lost where one is missing.
 FENCES = {
     "no_network": "a candidate may reach the network while it is loaded",
@@ -35,17 +35,6 @@ FENCES = {
     "no_files": "a candidate may read files, and the memory of processes, of this user while it is loaded",
     "few_system_calls": "a candidate may start threads and processes",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the self-test: what was tried, what had to come out, what came out."""
-
-    name: str
-    expected: str
-    found: str
-    ok: bool
-    seconds: float
 
 
 def selftest(
@@ -109,8 +98,6 @@ def selftest_key(device: str = "cpu") -> str:
 def _checks_of(device: str, cache_dir: str | os.PathLike[str], quick: bool) -> Iterator[Check]:
     if device == "cpu":
         return _checks(cache_dir, quick)
-    from verifier.cuda_selftest import gpu_checks
-
     return gpu_checks(cache_dir, device, quick)
 
 
@@ -186,19 +173,3 @@ def _measured(cache_dir: str | os.PathLike[str], name: str) -> Measurement | Fai
     if isinstance(binary, CompileFailed):
         return f"{binary.reason}: {binary.log.splitlines()[0] if binary.log else ''}"
     return measure(binary, translated.launch, SPEC, num_threads=2, patience=Patience(min_rounds=4, max_rounds=6, budget_s=1.0))
-
-
-def words(result: Verdict | Measurement | str) -> str:
-    match result:
-        case str():
-            return result
-        case Failed(reason=reason, witness=witness):
-            return f"{reason} ({witness.check}): {witness.message}"
-        case Measurement():
-            return "timed"
-        case _:
-            return "ok"
-
-
-def since(started: float) -> float:
-    return round(time.monotonic() - started, 3)

@@ -16,7 +16,7 @@ from verifier.environment import device_key
 from verifier.gpu import gpus_here, use_of
 from verifier.judge import judge
 from verifier.records import Failed, Passed
-from verifier.selftest import SPEC
+from verifier.selftest_check import SPEC
 from verifier.traps.cuda import CUDA_TRAPS
 
 pytestmark = pytest.mark.gpu

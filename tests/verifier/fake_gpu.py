@@ -18,7 +18,7 @@ import pytest
 from generator.canonical import digest_bytes
 from verifier import gpu, gpu_health, nursery
 from verifier.records import Binary
-from verifier.selftest import SPEC
+from verifier.selftest_check import SPEC
 from verifier.traps.cuda import cuda_kernel
 
 FAKE = Path(__file__).parent / "fake_cuda"

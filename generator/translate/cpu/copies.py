@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from generator.tl.ir import Allocate, Copy, Op
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Refused
-from generator.translate.cpu.sharing import Form, Pack
-from generator.translate.cpu.unit import ELEMENT_TYPES, Unit, chunks, padded
+from generator.translate.cpu.unit import ELEMENT_TYPES, Form, Pack, Unit, chunks, padded
 from generator.translate.passes.affine import sum_of
 
 

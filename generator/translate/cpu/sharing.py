@@ -6,29 +6,9 @@ gives the same bytes to every block along the first axis. Where no two blocks sh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
-
 from generator.tl.ir import Copy, For, Num, Var, names
 from generator.translate.cpu.ops import Load, Loop, Work
-
-if TYPE_CHECKING:
-    from generator.translate.cpu.unit import Unit
-
-Form = Literal["rows", "rows16", "turned16"]
-
-
-@dataclass(frozen=True, slots=True)
-class Pack:
-    """One packed form of a loaded tile. size: bytes of a tile, as C++ text; the tiles of all packs lie behind each other."""
-
-    copy: Copy
-    form: Form
-    size: str
-
-    @property
-    def tile(self) -> str:
-        return self.copy.into
+from generator.translate.cpu.unit import Pack, Unit, chunks, padded
 
 
 def find_packs(unit: Unit) -> tuple[Pack, ...]:
@@ -59,8 +39,6 @@ def _is_shared(copy: Copy, loops: tuple[For, ...], unit: Unit) -> bool:
 
 
 def _packs(copy: Copy, unit: Unit) -> list[Pack]:
-    from generator.translate.cpu.unit import chunks, padded
-
     name, (rows, cols), place = copy.into, unit.tile(copy.into).shape, unit.placement
     out = []
     if name in place.turned16:

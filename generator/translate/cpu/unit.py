@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from generator.tl.ir import Allocate, Expr, Program
+from generator.tl.ir import Allocate, Copy, Expr, Program
 from generator.translate.cpu.layouts import Layout, Placement
 from generator.translate.cpu.limits import LimitTests
 from generator.translate.cpu.names import Names, tile_name
 from generator.translate.cpu.ops import Ops, Tile
-from generator.translate.cpu.sharing import Pack
 from generator.translate.cpu.types import Types
 from generator.translate.passes import Analysis
 
 ELEMENT_TYPES = {"f32": "float", "f16": "f16", "bf16": "bf16", "i32": "int32_t"}
+Form = Literal["rows", "rows16", "turned16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """One packed form of a loaded tile. size: bytes of a tile, as C++ text; the tiles of all packs lie behind each other."""
+
+    copy: Copy
+    form: Form
+    size: str
+
+    @property
+    def tile(self) -> str:
+        return self.copy.into
 
 
 @dataclass(slots=True)
