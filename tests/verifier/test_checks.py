@@ -9,7 +9,8 @@ import torch
 from generator.spec import AttentionSpec, Rule
 from verifier.checks import Outputs, case_error, check_outputs
 from verifier.inputs import Case, make_values
-from verifier.tolerance import CUT_ORDER, _cut_off, errors, plain_attention
+from verifier.plain import CUT_ORDER, cut_off, plain_attention
+from verifier.tolerance import errors
 from verifier.trial import expectation, make_trial
 
 SPEC = AttentionSpec(4, 2, 32, 32, 2, 9, 33, masks=(Rule.make("causal"),))
@@ -136,9 +137,9 @@ def test_a_sum_that_is_cut_off_lies_nearer_to_zero_than_the_exact_one():
     """Exact where float32 holds every partial sum; else off one way only, by more than rounding to the nearest is."""
     generator = torch.Generator().manual_seed(3)
     whole = torch.randint(-8, 8, (1, 4, 64), generator=generator).float()
-    assert torch.equal(_cut_off(whole, whole[0].T), whole @ whole[0].T)
+    assert torch.equal(cut_off(whole, whole.mT), whole @ whole[0].T)
     q = 94 + torch.randn(1, 32, 128, generator=generator).half().float()
-    exact, cut = q.double() @ q[0].T.double(), _cut_off(q, q[0].T)
+    exact, cut = q.double() @ q[0].T.double(), cut_off(q, q.mT)
     assert bool((cut.double() <= exact).all())
     assert float((exact - cut).mean()) > 4 * abs(float((exact - q @ q[0].T).mean()))
 
