@@ -9,10 +9,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import sys
+import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,9 +27,10 @@ from generator.tl.fill import fill, hole_choices
 from generator.tl.interpreter import CallError, ProgramError, Step, run
 from generator.tl.ir import Copy, For, Gemm, Num, Program, walk_statements
 from generator.tl.parser import parse_or_raise
-from verifier import oracle
-from verifier.children import Limits, run_limited
+from verifier import confine, oracle
+from verifier.children import Limits, kill_group
 from verifier.inputs import Case, Values, make_values, with_lengths
+from verifier.nursery import nursery_for
 
 #: Share of the largest value by which the program, run in exact arithmetic, may differ: constants are written to 16 digits.
 TOLERANCE = 1e-6
@@ -340,6 +343,11 @@ def _is_multiple(acc: np.ndarray, column: np.ndarray, mean: np.ndarray, some: np
 
 # ------------------------------------------------------------------------------------------------------ in a child process
 
+#: A child is forked from a process that has imported torch already: that costs more than a review.
+_PROGRAM, _ENVIRONMENT = "verifier.review", {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
+_ASKED, _RESULT = "asked.json", "review: "
+_START_S = 120.0
+
 
 def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None) -> Wrong | None:
     """`review` of a program's text in a killable child: text from strangers may loop for ever or ask for any memory.
@@ -347,28 +355,32 @@ def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None) -
     What exceeds the limits is Wrong, too. The text has to pass the checker first.
     """
     limits = limits or Limits(wall_s=60.0, memory_bytes=8 << 30)
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"text": text, "spec": json.loads(spec.to_json())}, file)
-        file.flush()
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p), "OMP_NUM_THREADS": "1"}
-        ended = run_limited([sys.executable, "-m", "verifier.review", file.name], limits, env=environment)
-    if ended.how == "timeout":
-        return Wrong(
-            f"the interpreter did not finish within {limits.wall_s:g} s on inputs of a few hundred tokens: loops are too long."
-        )
-    line = ended.log.strip().splitlines()[-1] if ended.log.strip() else ""
-    if ended.code or not line.startswith(_RESULT):
-        return Wrong(f"the interpreter could not run the program: {line[:300] or f'exit status {ended.code}'}")
+    with tempfile.TemporaryDirectory(prefix="farm-review-") as folder, tempfile.TemporaryFile() as log:
+        (Path(folder) / _ASKED).write_text(json.dumps({"text": text, "spec": json.loads(spec.to_json())}))
+        facts = {"cpu_s": int(limits.wall_s) + 1, "memory_bytes": limits.memory_bytes}
+        child = nursery_for(_PROGRAM, _ENVIRONMENT).spawn(facts, (), log.fileno(), folder, _START_S)
+        try:
+            code = child.wait(limits.wall_s)
+        except subprocess.TimeoutExpired:
+            within = f"within {limits.wall_s:g} s on inputs of a few hundred tokens"
+            return Wrong(f"the interpreter did not finish {within}: loops are too long.")
+        finally:
+            kill_group(child.pid)
+            child.wait()
+        log.seek(0)
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    line = lines[-1] if lines else ""
+    if code or not line.startswith(_RESULT):
+        return Wrong(f"the interpreter could not run the program: {line[:300] or f'exit status {code}'}")
     found = json.loads(line.removeprefix(_RESULT))
     return Wrong(**found) if found else None
 
 
-_RESULT = "review: "
-
-
-def main(path: str) -> None:
-    """The child: prints one line of JSON."""
-    with open(path) as file:
+def main(facts: Mapping[str, Any]) -> None:
+    """The child: says on its standard output, in one line of JSON, what is wrong with the program in its folder."""
+    confine.bound_to_parent(facts["parent"])
+    confine.limit(facts["cpu_s"], facts["memory_bytes"])
+    with open(_ASKED) as file:
         asked = json.load(file)
     try:
         program = parse_or_raise(asked["text"])
@@ -377,8 +389,4 @@ def main(path: str) -> None:
         wrong = Wrong("the interpreter ran out of memory on inputs of a few hundred tokens: the grid or a tile is too large.")
     except (TLError, SpecError) as error:
         wrong = Wrong(str(error).strip().splitlines()[0])
-    print(_RESULT + json.dumps(None if wrong is None else dataclasses.asdict(wrong)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+    os.write(1, (_RESULT + json.dumps(None if wrong is None else dataclasses.asdict(wrong)) + "\n").encode())

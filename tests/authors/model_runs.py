@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from chat_server import ChatServer, Reply, completion
+from farm_here import farm_here
 
 import catalog
 from catalog.artifacts import Artifacts
@@ -84,9 +85,15 @@ def environment(key: str) -> dict[str, str]:
 def sweep(
     folder: Path, server: ChatServer | None, *flags: str, plan: str = PLAN, key: str = "sk-test-0123456789"
 ) -> subprocess.CompletedProcess[str]:
-    """A sweep to its end."""
+    """A sweep to its end, in this process."""
     command = sweep_command(folder, server, *flags, plan=plan)
-    return subprocess.run(command, capture_output=True, text=True, env=environment(key), timeout=600)
+    return farm_here(*command[3:], OPENAI_API_KEY=key, FARM_CACHE=str(CACHE))
+
+
+def sweep_apart(folder: Path, server: ChatServer, *, plan: str = PLAN) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own."""
+    command = sweep_command(folder, server, plan=plan)
+    return subprocess.run(command, capture_output=True, text=True, env=environment("sk-test-0123456789"), timeout=600)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

@@ -3,7 +3,6 @@
 import pytest
 
 from generator.spec import AttentionSpec, Rule
-from verifier import benchmark
 from verifier.benchmark import Patience, measure
 from verifier.compile import compile_translated
 from verifier.judge import judge
@@ -53,9 +52,8 @@ def refused(verdict_on):
 
 
 @pytest.fixture
-def timed(compiled, spec, monkeypatch):
-    """Straight to the clock, as if the judge had let it pass. Tests share their machine: a slow rival is nobody's fault here."""
-    monkeypatch.setattr(benchmark, "DISTURBED", 1e9)
+def timed(compiled, spec, any_pace):
+    """Straight to the clock, as if the judge had let it pass."""
     patience = Patience(min_rounds=4, max_rounds=6, budget_s=1.0, near=1.2)
 
     def run(name: str):

@@ -5,12 +5,10 @@ The answers are written by hand for these tests: no measurement of any model.
 
 import asyncio
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 from chat_server import ChatServer, completion, failure
+from farm_here import farm_here
 from model_runs import CACHE, PROGRAM, SKETCH, SPEC, fenced, review_here
 from test_direct_sweep import CPP, PLAN
 
@@ -26,6 +24,7 @@ from generator.authors.clients import OpenAIClient, RecordedClient
 from generator.authors.endpoint import Endpoint
 from generator.authors.transcripts import TranscriptStore
 
+pytestmark = pytest.mark.usefixtures("any_pace")
 WRONG = PROGRAM.replace("kv <= q", "kv < q")
 BROKEN = PROGRAM.replace("Compute mi = mnew", "Swap mi, mnew")
 
@@ -33,10 +32,9 @@ BROKEN = PROGRAM.replace("Compute mi = mnew", "Swap mi, mnew")
 def ablate(tmp_path, server, *flags, key="sk-test-0123456789"):
     path = tmp_path / "plan.yaml"
     path.write_text(PLAN.replace("author: llm-direct\n", "").replace("repairs: 4, improvements: 0", "max_tokens: 8192"))
-    environment = os.environ | {"OPENAI_API_KEY": key, "FARM_CACHE": str(CACHE)}
-    command = [sys.executable, "-m", "farm", "ablate", str(path), "--catalog", str(tmp_path / "catalog"), "--executor", "local"]
-    command += ["--base-url", server.base_url] if server else []
-    return subprocess.run([*command, "--quiet", *flags], capture_output=True, text=True, env=environment, timeout=600)
+    where = ["--base-url", server.base_url] if server else []
+    command = ["ablate", str(path), "--catalog", str(tmp_path / "catalog"), "--executor", "local", *where, "--quiet", *flags]
+    return farm_here(*command, OPENAI_API_KEY=key, FARM_CACHE=str(CACHE))
 
 
 class Playing:

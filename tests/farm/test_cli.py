@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from farm_here import farm_here
 
 from farm.cli import app
 
@@ -17,10 +18,15 @@ ROOT = Path(__file__).parents[2]
 CAUSAL = str(ROOT / "examples/tl/causal.tl")
 
 
-def farm(*args: str, timeout: float = 60, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    path = {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""} | variables
+def farm(*args: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    return farm_here(*args, cwd=cwd, **{"RAY_ADDRESS": ""} | variables)
+
+
+def farm_apart(*args: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """As a process."""
     command = [sys.executable, "-m", "farm", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=os.environ | path)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "RAY_ADDRESS": ""}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
 
 
 def commands() -> list[tuple[str, ...]]:
@@ -86,6 +92,12 @@ def test_bad_arguments_are_one_line_and_leave_nothing(args: tuple[str, ...], mes
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1 and message in done.stderr and not done.stdout
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("args", [("sweep", "no.yaml"), ("variants", "."), ("explain", "0x32x777")], ids=" ".join)
+def test_a_process_says_the_same_as_a_call(args: tuple[str, ...], tmp_path: Path) -> None:
+    here, apart = farm(*args, cwd=tmp_path), farm_apart(*args, cwd=tmp_path)
+    assert (here.returncode, here.stdout, here.stderr) == (apart.returncode, apart.stdout, apart.stderr)
 
 
 def test_dry_run_lists_problems() -> None:

@@ -20,6 +20,7 @@ from generator.authors.answers import extract
 from generator.spec import AttentionSpec, Rule
 from generator.translate.records import Translated
 
+pytestmark = pytest.mark.usefixtures("any_pace")
 WRITTEN = Path(__file__).parent.parent / "responses/written"
 CPP = (WRITTEN / "direct_cpu.md").read_text()
 CUDA = (WRITTEN / "direct_cuda.md").read_text()

@@ -111,5 +111,5 @@ def test_an_endless_program_costs_its_limit_and_no_more(before, after):
     text = text_of(s)
     assert before in text
     start = time.perf_counter()
-    wrong = review_apart(text.replace(before, after), s, Limits(wall_s=4.0, memory_bytes=8 << 30))
+    wrong = review_apart(text.replace(before, after), s, Limits(wall_s=1.5, memory_bytes=8 << 30))
     assert ("did not finish" in wrong.message or "out of memory" in wrong.message) and time.perf_counter() - start < 20
