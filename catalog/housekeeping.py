@@ -16,7 +16,7 @@ from catalog.errors import CatalogError
 from catalog.locations import TEMPORARY, Location
 from catalog.parts import publish
 from catalog.schema import ARTIFACT_COLUMNS, SCHEMA
-from catalog.snapshot import ROWS
+from catalog.snapshot import ROWS, TRANSCRIPTS
 from catalog.writing import MERGED, SEAL_ROWS
 from generator.canonical import digest
 
@@ -85,10 +85,12 @@ class Merged:
     rows: int
     artifacts: int
     revocations: int
+    transcripts: int
 
 
 def merge(source: Catalog, target: Catalog) -> Merged:
-    """Copies into `target` what it lacks of `source`: artifacts first, then rows (superseded ones too), then revocations.
+    """Copies into `target` what it lacks of `source`: artifacts first, then rows (superseded ones too), then revocations, then
+    what was said to language models and answered, so that it can be replayed there.
 
     Rows keep their ids, runs and writers. Killed and run again, it goes on; a second time it copies nothing. Raises CatalogError
     for a catalog merged into itself, DamagedFile when a part or artifact of the source is not whole.
@@ -107,7 +109,7 @@ def merge(source: Catalog, target: Catalog) -> Merged:
         for at in range(0, fresh.num_rows, SEAL_ROWS):
             _add_part(target.location, fresh.slice(at, SEAL_ROWS))
         rows += fresh.num_rows
-    return Merged(rows, artifacts, _copy_revocations(source.location, target.location))
+    return Merged(rows, artifacts, _copy_revocations(source.location, target.location), _copy_transcripts(source, target))
 
 
 _IDENTITY = ["row_id", "writer_id", "sequence"]
@@ -126,6 +128,16 @@ def _add_part(location: Location, table: pa.Table) -> None:
         table = table.set_column(at, table.schema.field(at), pa.nulls(table.num_rows, table.schema.field(at).type))
     writer_id = digest(table.select(_IDENTITY).to_pylist())[:16]
     publish(location, ROWS, f"{MERGED}.{writer_id}.000001", table)
+
+
+def _copy_transcripts(source: Catalog, target: Catalog) -> int:
+    """Answers and what was said to them; not the marks of tries: nobody in `target` waits for those. The first answer stays."""
+    copied = 0
+    for kind in ("answers", "feedback"):
+        names = [f"{TRANSCRIPTS}/{kind}/{entry.name}" for entry in source.location.files(f"{TRANSCRIPTS}/{kind}")]
+        for name in sorted(names):
+            copied += not target.location.exists(name) and target.location.put_new(name, source.location.read(name))
+    return copied
 
 
 def _copy_revocations(source: Location, target: Location) -> int:

@@ -16,6 +16,8 @@ from catalog.parts import PartName
 MARKER = "catalog.json"
 ROWS = "rows"
 JOURNALS = "journal"
+#: What was said to language models and answered; may lie in a folder before there is a catalog in it, to be replayed.
+TRANSCRIPTS = "transcripts"
 _CURE = "restore from a copy, or `farm catalog verify --drop-damaged` goes on without their rows"
 
 

@@ -20,12 +20,10 @@ from catalog.locations import TEMPORARY, Location
 from catalog.query import RESUME_COLUMNS, Resume
 from catalog.reading import PartCache, View
 from catalog.schema import COLUMNS, SCHEMA
-from catalog.snapshot import MARKER
+from catalog.snapshot import MARKER, TRANSCRIPTS
 from generator.canonical import canonical_json
 from generator.spec import AttentionSpec
 
-#: Conversations with language models may lie in a folder before there is a catalog in it, to be replayed.
-TRANSCRIPTS = "transcripts"
 _FORMAT = {"format": "kernel-farm catalog", "version": 1}
 _T = TypeVar("_T")
 

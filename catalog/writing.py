@@ -34,10 +34,13 @@ _RESERVED = (COMPACTED, MERGED)
 
 def journal_folder(location: Location) -> Path:
     """Where journals lie: in a local catalog; for any other location in this user's state folder, until they are sealed."""
-    if location.local is not None:
-        return location.local / JOURNALS
+    return location.local / JOURNALS if location.local is not None else state_folder(location, "journals")
+
+
+def state_folder(location: Location, name: str) -> Path:
+    """This user's folder for what belongs to a catalog that lies elsewhere and has to outlive a process here."""
     state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "kernel-farm" / "journals" / hashlib.sha256(location.uri.encode()).hexdigest()[:16]
+    return state / "kernel-farm" / name / hashlib.sha256(location.uri.encode()).hexdigest()[:16]
 
 
 def new_writer_id() -> str:

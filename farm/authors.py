@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Protocol
 
 from catalog import store as catalog_store
 from catalog.locations import Location
+from catalog.snapshot import TRANSCRIPTS
+from catalog.writing import state_folder
 from farm.console import InputError
 from farm.history import History
 from farm.jobs import Shop
@@ -20,6 +21,7 @@ from farm.rows import artifacts_at
 from farm.search import Attempt, RuleSearch, Versions
 from generator.authors.clients import ModelClient, OpenAIClient, RecordedClient
 from generator.authors.endpoint import KEY_VARIABLE, Endpoint
+from generator.authors.shared_transcripts import SharedTranscripts
 from generator.authors.transcripts import TranscriptStore
 from generator.spec import AttentionSpec
 
@@ -71,8 +73,8 @@ async def author_of(
     if settings is None:
         yield RuleSearch(plan, versions, history=History(catalog_store.open(shop.catalog)))
         return
-    store = TranscriptStore(transcripts_folder(shop))
     async with contextlib.AsyncExitStack() as stack:
+        store = stack.enter_context(_transcripts(Location.of(shop.catalog)))
         if endpoint is None:
             client: ModelClient = RecordedClient(store)
         else:
@@ -80,6 +82,12 @@ async def author_of(
         yield ModelSearch(plan, versions, settings, client, store, artifacts_at(shop.catalog), settings.ledger(), note)
 
 
-def transcripts_folder(shop: Shop) -> Path:
-    """Beside the rows of a local catalog, else in this machine's cache."""
-    return (Location.of(shop.catalog).local or Path(shop.cache)) / "transcripts"
+@contextlib.contextmanager
+def _transcripts(location: Location) -> Iterator[TranscriptStore]:
+    """Beside the rows, and for a catalog that lies elsewhere on this machine's disk as well, as its journals do."""
+    if location.local is not None:
+        yield TranscriptStore(location.local / TRANSCRIPTS)
+        return
+    with contextlib.closing(SharedTranscripts(state_folder(location, TRANSCRIPTS), location, TRANSCRIPTS)) as store:
+        store.catch_up()
+        yield store

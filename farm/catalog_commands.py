@@ -217,12 +217,13 @@ def merge(
     location: CatalogOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Copies rows, artifacts and revocations that this catalog lacks. Again, it copies nothing twice."""
+    """Copies rows, artifacts, revocations and transcripts that this catalog lacks. Again, it copies nothing twice."""
     from catalog.housekeeping import merge as run
     from farm import catalog_output as output
 
     done = run(open_catalog(source), open_catalog(location))
-    output.print_record(done, f"copied {done.rows} rows, {done.artifacts} artifacts, {done.revocations} revocations", as_json)
+    counts = f"{done.rows} rows, {done.artifacts} artifacts, {done.revocations} revocations, {done.transcripts} transcripts"
+    output.print_record(done, f"copied {counts}", as_json)
 
 
 @catalog_app.command(epilog="Example: farm catalog gc --dry-run")

@@ -112,10 +112,10 @@ class ModelSearch:
         proposal = Proposal(RULES, "tl", print_program(code))
         name = digest({"seed": proposal.hash, "spec": evaluator.spec.hash, "target": evaluator.target})
         feedback = await evaluator.judge(proposal)
-        if (known := self.store.get_feedback(name)) is not None:
+        if (known := await self.store.find_feedback(name)) is not None:
             feedback = known
         elif feedback.is_correct:
-            self.store.put_feedback(name, feedback)
+            feedback = await self.store.keep_feedback(name, feedback)
         return [Judged(proposal, feedback)] if feedback.is_correct else []
 
     def _job_of_nothing(self, spec: AttentionSpec, target: str, message: str) -> Job:

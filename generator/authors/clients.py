@@ -80,8 +80,6 @@ class OpenAIClient:
 
     async def ask(self, request: Request) -> Exchange:
         """The stored answer where there is one, else a new one. Raises ModelUnavailable after the last try."""
-        if self._store is not None and (known := self._store.get(request)) is not None:
-            return known
         running = self._running.get(request.hash)
         if running is None:
             running = self._running[request.hash] = asyncio.ensure_future(self._in_turn(request))
@@ -89,6 +87,8 @@ class OpenAIClient:
         return await asyncio.shield(running)
 
     async def _in_turn(self, request: Request) -> Exchange:
+        if self._store is not None and (known := await self._store.find(request)) is not None:
+            return known
         async with self._slots:
             return await self._with_retries(request)
 
@@ -124,7 +124,7 @@ class OpenAIClient:
 
     async def _try(self, request: Request, attempt: int) -> Exchange:
         """One try, on record before it is sent. What was certainly not answered is struck off; the rest may be on the bill."""
-        mark = self._store.mark_asked(request) if self._store is not None else None
+        mark = await self._store.announce(request) if self._store is not None else None
         start = time.monotonic()
         self.waiting[id(request)] = start
         try:
@@ -137,14 +137,15 @@ class OpenAIClient:
             raise _Failed(str(error), again=True, perhaps_paid=True) from None
         except _Failed as failed:
             if self._store is not None and mark is not None and not failed.perhaps_paid:
-                self._store.settle(mark)
+                await self._store.strike(mark)
             raise
         finally:
             self.waiting.pop(id(request), None)
         exchange = Exchange(request, answer)
-        if self._store is not None:
-            self._store.put(exchange, mark)
-        return exchange
+        if self._store is None:
+            return exchange
+        self._store.put(exchange, mark)
+        return await self._store.share(exchange, mark)
 
     async def _send(self, request: Request) -> bytes:
         """The body of a reply with status 200. Raises _Failed."""
@@ -209,10 +210,11 @@ class RecordedClient:
         self._store = store
 
     async def ask(self, request: Request) -> Exchange:
-        known = self._store.get(request)
+        known = await self._store.find(request)
         if known is None:
             raise ModelUnavailable(
-                f"replay: no recorded answer to request {request.hash[:12]}; the program or its prompts have changed since",
+                f"replay: no recorded answer to request {request.hash[:12]}; the plan, the prompts or this kind of "
+                "machine are not those of the record",
                 transient=False,
             )
         return known

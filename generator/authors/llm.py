@@ -28,8 +28,8 @@ Evaluate = Callable[[Proposal], Awaitable[Feedback]]
 class FeedbackRecord(Protocol):
     """Remembers what was fed back, so that a replay says the same words again. name: of the exchange and the problem."""
 
-    def get_feedback(self, name: str) -> Feedback | None: ...
-    def put_feedback(self, name: str, feedback: Feedback) -> None: ...
+    async def find_feedback(self, name: str) -> Feedback | None: ...
+    async def keep_feedback(self, name: str, feedback: Feedback) -> Feedback: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,17 +251,14 @@ class LanguageModelAuthor:
         That something could not be judged is not kept: the next start comes back to it.
         """
         feedback = await evaluate(proposal)
-        if self.record is None or feedback.kind == "not_judged":
+        if self.record is None:
             return feedback
-        by_model = (
-            self.translation is not None and proposal.kind == "tl"
-        )  # what is said of it where we translate is something else
+        # What is said of a program where the model translates it is not what is said of it where we do.
+        by_model = self.translation is not None and proposal.kind == "tl"
         name = digest([exchange.hash, self.problem, *(["translated by the model"] if by_model else [])])
-        known = self.record.get_feedback(name)
-        if known is not None:
+        if (known := await self.record.find_feedback(name)) is not None:
             return known
-        self.record.put_feedback(name, feedback)
-        return feedback
+        return feedback if feedback.kind == "not_judged" else await self.record.keep_feedback(name, feedback)
 
 
 def _said_by_model(exchange: Exchange) -> Message:

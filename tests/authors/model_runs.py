@@ -69,13 +69,15 @@ def answering(*programs: str) -> Callable[[dict[str, Any], int], Reply]:
     return behave
 
 
-def sweep_command(folder: Path, server: ChatServer | None, *flags: str, plan: str = PLAN) -> list[str]:
-    """`farm sweep` of a plan, its catalog in the folder."""
+def sweep_command(
+    folder: Path, server: ChatServer | None, *flags: str, plan: str = PLAN, catalog_at: str | None = None
+) -> list[str]:
+    """`farm sweep` of a plan, its catalog in the folder unless it is said where."""
     path = folder / "plan.yaml"
     path.write_text(plan)
     where = ["--base-url", server.base_url] if server else []
-    catalog_at = ["--catalog", str(folder / "catalog"), "--executor", "local", "--json"]
-    return [sys.executable, "-m", "farm", "sweep", str(path), *catalog_at, *where, *flags]
+    where += ["--catalog", catalog_at or str(folder / "catalog"), "--executor", "local", "--json"]
+    return [sys.executable, "-m", "farm", "sweep", str(path), *where, *flags]
 
 
 def environment(key: str) -> dict[str, str]:

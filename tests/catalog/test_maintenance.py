@@ -80,13 +80,15 @@ def test_merge_copies_what_is_missing_once(cat, tmp_path):
     revoked = other.rows(["row_id"], "status = 'ok'")["row_id"][0].as_py()
     other.revoke("wrong", row_id=revoked)
     compact(other)
+    for name in ("answers/1.json", "feedback/1.json", "asked/1.7"):
+        other.location.put_new(f"transcripts/{name}", b"said")
     done = merge(other, cat)
-    assert (done.rows, done.artifacts, done.revocations) == (4, 12, 1)
+    assert (done.rows, done.artifacts, done.revocations, done.transcripts) == (4, 12, 1, 2)
     assert cat.count() == 7 and cat.count("reason_code = 'lost_node'") == 0 and cat.count(history=True) == 8
     assert cat.get(revoked)["revoked_reason"] == "wrong" and cat.get(revoked)["run_id"] == "there"
     assert cat.artifacts.text(cat.get(revoked)["binary_hash"]).startswith("binary_hash of there")
     again = merge(other, cat)
-    assert (again.rows, again.artifacts, again.revocations) == (0, 0, 0) and audit.verify(cat).is_clean
+    assert (again.rows, again.artifacts, again.revocations, again.transcripts) == (0, 0, 0, 0) and audit.verify(cat).is_clean
     compact(cat)
     assert merge(other, cat).rows == 0 and cat.count(history=True) == 8
     with pytest.raises(CatalogError, match="expected two catalogs"):
