@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -57,7 +58,10 @@ def _is_input_error(error: BaseException) -> bool:
 def guard(app: Callable[..., Any]) -> int:
     """Runs the command line and gives its exit code; no traceback for anything that is the user's to mend."""
     try:
-        return app(standalone_mode=False) or EXIT_OK
+        code = app(standalone_mode=False) or EXIT_OK
+        if sys.stdout is not None:
+            sys.stdout.flush()  # while an error of it can still be told
+        return code
     except typer.Exit as error:
         return error.exit_code
     except _UsageProblem as error:
@@ -71,6 +75,12 @@ def guard(app: Callable[..., Any]) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # a reader such as `head` went away
         return EXIT_OK
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it has nowhere to go
+        fail("standard output cannot be written: no space left on device")
+        return EXIT_FAILED
     except ValueError as error:
         if not _is_input_error(error):
             raise

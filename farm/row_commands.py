@@ -20,7 +20,9 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def explain(
-    call: Annotated[str, typer.Argument(help="BATCHxHEADS[/KV_HEADS]xSEQLEN_Q[xSEQLEN_K]: 1x32/8x777.", show_default=False)],
+    call: Annotated[
+        str, typer.Argument(help="BATCHxHEADSxSEQLEN, or BATCHxHEADS/KV_HEADSxSEQLEN_QxSEQLEN_K: 1x32/8x777.", show_default=False)
+    ],
     dim: Annotated[str, typer.Option(help="Head dimension, or HEAD_DIM/HEAD_DIM_V.")] = "128",
     dtype: Annotated[str, typer.Option(help="fp32, fp16 or bf16.")] = "fp32",
     causal: Annotated[bool, typer.Option("--causal", help="Causal.")] = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,6 +25,8 @@ MAX_BYTES = 16 << 20
 
 def read_source(name: str) -> bytes:
     """The file's bytes. Raises InputError for what cannot be read or is far too large to be a program."""
+    if not name:
+        raise InputError("FILE", "expected a TL file, or - for standard input, found an empty name")
     try:
         data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else _read(Path(name))
     except OSError as error:
@@ -38,12 +41,11 @@ def _read(path: Path) -> bytes:
         return file.read(MAX_BYTES + 1)
 
 
-def valid_program(name: str) -> Program:
-    """The checked program of a file; prints what is wrong and exits with 2 otherwise."""
+def valid_program(name: str, data: bytes) -> Program:
+    """The checked program of a file's bytes; prints what is wrong and exits with 2 otherwise."""
     from generator.tl.checker import parse_and_check
     from generator.tl.diagnostics import render
 
-    data = read_source(name)
     parsed = parse_and_check(data)
     if parsed.program is None:
         typer.echo(render(parsed.diagnostics, data.decode(errors="replace"), name), err=True)
@@ -83,8 +85,8 @@ def fmt(
     """The program in canonical spelling, on standard output; comments and blank lines are kept."""
     from generator.tl.formatter import format_text
 
-    valid_program(file)
     source = read_source(file)
+    valid_program(file, source)
     text = format_text(source, str(file))
     if not check_only:
         sys.stdout.write(text)
@@ -112,8 +114,13 @@ def translate(
 
     if target not in known_targets():
         raise InputError("--target", f"expected one of {', '.join(known_targets())}, found {target!r}")
-    program = filled(valid_program(file), settings or [])
-    result = translate_program(program, find_target(target, cpu_flags()))
+    program = valid_program(file, read_source(file))
+    values = _numbers(settings or [])
+    if given := [name for name in values if name in program.arguments]:
+        raise InputError(
+            "--set", f"{', '.join(given)}: arguments are given to each call, not to the translator; --set fills holes"
+        )
+    result = translate_program(filled(program, values, file), find_target(target, cpu_flags()))
     if isinstance(result, Untranslatable):
         raise InputError(f"{file}:{result.line}" if result.line else file, f"{result.reason}: {result.message}")
     if as_json:
@@ -133,17 +140,16 @@ def run(
     ] = None,
     settings: SetOption = None,
     output: Annotated[Path | None, typer.Option("-o", "--output", help="Where the outputs go (.npz).")] = None,
-    seed: Annotated[int, typer.Option(help="Of the random inputs.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random inputs.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Run a program in the interpreter, beside the oracle that the file names. Exit code 1 when they differ."""
     from farm.tl_run import run_file
 
     data = read_source(file)
-    program = valid_program(file) if file != "-" else None
-    if program is None:
-        raise InputError("FILE", "expected a file: its folder is where the header's oracle is looked for")
-    results = run_file(filled(program, settings or []), data.decode(), Path(file), inputs, _numbers(settings or []), seed, output)
+    values = _numbers(settings or [])
+    program = filled(valid_program(file, data), values, file)
+    results = run_file(program, data.decode("utf-8-sig"), Path(file).parent, inputs, values, seed, output)
     if as_json:
         typer.echo(json.dumps(results))
     else:
@@ -153,21 +159,26 @@ def run(
         raise typer.Exit(1)
 
 
-def filled(program: Program, settings: list[str]) -> Program:
-    """The program with its holes filled: by `NAME=VALUE` where given, else by the first choice."""
+def filled(program: Program, settings: Mapping[str, int | float], file: str) -> Program:
+    """The program with its holes filled: from `settings` where it names them, else by the first choice."""
     from generator.tl.fill import fill
 
+    if program.stage == "sketch":
+        raise InputError(
+            file, "is a sketch, which has no sizes to run or translate with; expected code, such as examples/tl/causal.tl"
+        )
     values = {name: constant.choices[0] for name, constant in program.holes.items()}
-    values |= {n: v for n, v in _numbers(settings).items() if n not in program.arguments}  # type: ignore[misc]
-    return fill(program, values)
+    return fill(program, values | {n: v for n, v in settings.items() if n not in program.arguments})  # type: ignore[arg-type]
 
 
 def _numbers(settings: list[str]) -> dict[str, int | float]:
     found: dict[str, int | float] = {}
     for setting in settings:
-        name, _, text = setting.partition("=")
+        name, _, text = (part.strip() for part in setting.partition("="))
         try:
-            found[name.strip()] = float(text) if any(c in text.lower() for c in ".einf") else int(text)
+            found[name] = float(text) if any(c in text.lower() for c in ".einf") else int(text)
         except ValueError:
-            raise InputError("--set", f"expected NAME=NUMBER, found {setting!r}") from None
+            name = ""
+        if not name:
+            raise InputError("--set", f"expected NAME=NUMBER, found {setting!r}")
     return found

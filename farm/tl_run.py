@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,30 +26,73 @@ Arrays = dict[str, np.ndarray]
 #: Largest difference, relative to the largest right value, that rounding explains.
 TOLERANCE = {"f32": 4e-6, "f16": 2**-9, "bf16": 2**-6, "i32": 0.0}
 
+#: Of all tensors of one run together; in float64, with what is made on the way, a few GiB.
+MAX_ELEMENTS = 1 << 27
+
 
 def run_file(
     program: Program,
     text: str,
-    path: Path,
+    folder: Path,
     inputs: Path | None,
     settings: dict[str, int | float],
     seed: int,
     output: Path | None,
 ) -> list[dict[str, Any]]:
-    """One result for each run: sizes, and for each output its largest difference from the oracle. Raises InputError."""
+    """One result for each run: sizes, and for each output its largest difference from the oracle. Raises InputError.
+
+    folder: where the files that the header names lie.
+    """
     header = read_header(text)
     given = _load(inputs) if inputs else None
     scalars = {n: v for n, v in settings.items() if n in program.arguments}
-    if given is not None:
-        runs = [_run(program, given, scalars, None, "given arrays")]
-    elif header.specs:
-        runs = [_attention(program, spec, np.random.default_rng(seed)) for spec in header.specs]
-    else:
-        runs = [_other(program, sizes | scalars, header, path, np.random.default_rng(seed)) for sizes in _sizes(header, scalars)]
+    try:
+        runs = list(_runs(program, header, folder, given, scalars, seed))
+    except MemoryError:
+        raise InputError("sizes", "the tensors do not fit into this machine's memory; give smaller ones") from None
     if output:
-        with writing(output):
-            np.savez(output, **runs[-1]["outputs"])
+        with writing(output), output.open("wb") as file:
+            np.savez(file, **runs[-1]["outputs"])
     return [{k: v for k, v in run.items() if k != "outputs"} for run in runs]
+
+
+def _runs(
+    program: Program, header: Header, folder: Path, given: Arrays | None, scalars: dict[str, int | float], seed: int
+) -> Iterator[dict[str, Any]]:
+    if given is not None:
+        yield _run(program, given, _complete(program, scalars), None, "given arrays")
+    elif header.specs:
+        if scalars:
+            raise InputError(
+                "--set", f"{', '.join(scalars)}: the header's spec and run lines decide it; change those, or give --inputs"
+            )
+        for spec in header.specs:
+            yield _attention(program, spec, np.random.default_rng(seed))
+    else:
+        for sizes in _sizes(header, scalars):
+            yield _other(program, _complete(program, sizes | scalars), header, folder, np.random.default_rng(seed))
+
+
+def _complete(program: Program, scalars: dict[str, int | float]) -> dict[str, int | float]:
+    if missing := [name for name in program.arguments if name not in scalars]:
+        raise InputError(
+            "--set", f"expected a value of {', '.join(missing)} too: --set {missing[0]}=VALUE, or in the '# run:' line"
+        )
+    return scalars
+
+
+def _check_size(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Before anything is made: memory that the system only promises ends a process without a word when it is used."""
+    for name, shape in shapes.items():
+        if min(shape, default=0) < 0:
+            raise InputError("sizes", f"expected none below 0, found {name} with {shape}")
+    elements = {name: math.prod(shape) for name, shape in shapes.items()}
+    if sum(elements.values()) > MAX_ELEMENTS:
+        largest = max(elements, key=elements.__getitem__)
+        raise InputError(
+            "sizes",
+            f"expected at most {MAX_ELEMENTS:,} elements in all, found {largest} with {shapes[largest]}; give smaller ones",
+        )
 
 
 def _sizes(header: Header, scalars: dict[str, int | float]) -> list[dict[str, int | float]]:
@@ -56,13 +103,16 @@ def _sizes(header: Header, scalars: dict[str, int | float]) -> list[dict[str, in
 
 def _load(path: Path) -> Arrays:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            return dict(file)
-    except (OSError, ValueError) as error:
-        why = error.strerror or "" if isinstance(error, OSError) else ""
-        raise InputError(
-            "--inputs", f"{path}: expected arrays in NumPy's .npz form" + (f" ({why.lower()})" if why else "")
-        ) from None
+        with path.open("rb") as file:  # NumPy leaves a file that is no archive open
+            found = np.load(file, allow_pickle=False)
+            if isinstance(found, np.lib.npyio.NpzFile):
+                return dict(found)
+            why = "one array without a name"
+    except OSError as error:
+        why = (error.strerror or str(error)).lower()
+    except (ValueError, EOFError, zipfile.BadZipFile, zlib.error):
+        why = "other bytes, or arrays of Python objects"
+    raise InputError("--inputs", f"{path}: expected arrays in NumPy's .npz form, as numpy.savez writes them ({why})")
 
 
 def _attention(program: Program, spec: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
@@ -73,6 +123,7 @@ def _attention(program: Program, spec: AttentionSpec, rng: np.random.Generator) 
     from verifier.oracle import attention
 
     binding = bind(program, spec)
+    _check_size({t.name: t.shape for t in binding.tensors})
     rounded = Numerics("stated")
     call = {k: v.numpy() for k, v in captured_values(Case("run", spec)).items()}
     for tensor in binding.tensors:
@@ -87,19 +138,20 @@ def _attention(program: Program, spec: AttentionSpec, rng: np.random.Generator) 
 
 
 def _other(
-    program: Program, scalars: dict[str, int | float], header: Header, path: Path, rng: np.random.Generator
+    program: Program, scalars: dict[str, int | float], header: Header, folder: Path, rng: np.random.Generator
 ) -> dict[str, Any]:
     """A program that is no attention call, beside the function that its header names, if any."""
     core, rounded = expand(program), Numerics("stated")
     inputs: Arrays = {}
     shapes = matrix_shapes(core, scalars)
+    _check_size(shapes)
     for name, shape in shapes.items():
         dtype = core.allocations[name].dtype
         if name not in core.outputs:
             values = rng.integers(0, 2, shape) if dtype == "i32" else rounded.round_to(dtype, rng.standard_normal(shape))
             inputs[name] = np.asarray(values)
-    inputs |= header.made_inputs(path.parent, shapes, scalars, int(rng.integers(1 << 32)))
-    expected = dict(header.reference(path.parent)(inputs, scalars)) if header.oracle else None
+    inputs |= header.made_inputs(folder, shapes, scalars, int(rng.integers(1 << 32)))
+    expected = dict(header.reference(folder)(inputs, scalars)) if header.oracle else None
     return _run(program, inputs, scalars, expected, " ".join(f"{k}={v}" for k, v in scalars.items()))
 
 
@@ -111,7 +163,11 @@ def _run(program: Program, inputs: Arrays, scalars: dict[str, Any], expected: di
     if expected is None:
         shapes = ", ".join(f"{n} {v.shape}" for n, v in outputs.items())
         return {"run": what, "outputs": outputs, "line": f"{what}: {shapes} (no oracle to compare with)"}
-    differences = {name: _difference(outputs[name], np.asarray(value)) for name, value in expected.items()}
+    for name, output in outputs.items():
+        if name not in expected or np.shape(expected[name]) != output.shape:
+            found = f"shape {np.shape(expected[name])}" if name in expected else ", ".join(expected) or "nothing"
+            raise InputError("oracle", f"expected {name} with shape {output.shape}, found {found}")
+    differences = {name: _difference(output, np.asarray(expected[name])) for name, output in outputs.items()}
     agrees = all(d <= TOLERANCE[program.allocations[n].dtype] for n, d in differences.items())
     words = ", ".join(f"{n} off by {d:.2g}" for n, d in differences.items())
     verdict = "agrees with the oracle" if agrees else "DIFFERS from the oracle"

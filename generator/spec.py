@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from generator.canonical import canonical_json, digest
 
 Phase = Literal["prefill", "decode"]
 TensorDType = Literal["fp32", "fp16", "bf16"]
+Layout = Literal["bhsd", "bshd"]
 
 #: The name of a dtype in specs, plans and the catalog -> its name in TL.
 TL_DTYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
@@ -67,7 +68,7 @@ class AttentionSpec:
     scores: tuple[Rule, ...] = ()
     phase: Phase = "prefill"
     softmax_scale: float | None = None
-    layout: Literal["bhsd", "bshd"] = "bhsd"
+    layout: Layout = "bhsd"
     name: str = field(default="", compare=False)  # for people: the model or the test that asks
 
     def __post_init__(self) -> None:
@@ -78,9 +79,11 @@ class AttentionSpec:
                 raise SpecError(f"{name}: expected a whole number of at least {least}, found {value!r}")
         if self.num_heads % self.num_kv_heads:
             raise SpecError(f"num_kv_heads: expected a divisor of num_heads = {self.num_heads}, found {self.num_kv_heads}")
-        if self.dtype not in TL_DTYPES:
-            raise SpecError(f"dtype: expected one of {', '.join(TL_DTYPES)}, found {self.dtype!r}")
-        if self.softmax_scale is not None and not math.isfinite(self.softmax_scale):
+        for name, allowed in (("dtype", tuple(TL_DTYPES)), ("phase", get_args(Phase)), ("layout", get_args(Layout))):
+            if (value := getattr(self, name)) not in allowed:
+                raise SpecError(f"{name}: expected one of {', '.join(allowed)}, found {value!r}")
+        scale = self.softmax_scale
+        if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
             raise SpecError(f"softmax_scale: expected a finite number, found {self.softmax_scale!r}")
 
     @property

@@ -19,7 +19,8 @@ def fill(program: Program, values: Mapping[str, int]) -> Program:
     """
     constants = program.constants
     errors = [_unknown(name, constants) for name in values if name not in constants]
-    errors += [_no_choice(c, values[name]) for name, c in constants.items() if name in values and values[name] not in c.choices]
+    given = [(c, values[name]) for name, c in constants.items() if name in values]
+    errors += [_no_choice(c, value) for c, value in given if type(value) is not int or value not in c.choices]  # 64.0 in (64,)
     if errors:
         raise TLError(errors)
 

@@ -57,7 +57,7 @@ class Header:
 
     def reference(self, folder: Path) -> Reference:
         """The function that `oracle` names, from the folder that the TL file lies in. Raises HeaderError."""
-        return cast(Reference, _function("oracle", f"{ATTENTION} or FILE.py:FUNCTION", self.oracle, folder))
+        return _function("oracle", f"{ATTENTION} or FILE.py:FUNCTION", self.oracle, folder)
 
     def made_inputs(
         self, folder: Path, shapes: Mapping[str, tuple[int, ...]], scalars: Mapping[str, int | float], seed: int
@@ -65,21 +65,36 @@ class Header:
         """What the function that `inputs` names gives; nothing where the file names none. Raises HeaderError."""
         if not self.inputs:
             return {}
-        return dict(cast(Inputs, _function("inputs", "FILE.py:FUNCTION", self.inputs, folder))(shapes, scalars, seed))
+        return dict(_function("inputs", "FILE.py:FUNCTION", self.inputs, folder)(shapes, scalars, seed))
 
 
-def _function(field: str, allowed: str, name: str, folder: Path) -> Callable[..., Any]:
+def _function(field: str, allowed: str, name: str, folder: Path) -> Callable[..., Mapping[str, Any]]:
+    """A function of somebody's file; whatever that raises is a HeaderError with its words."""
     file, _, function = name.partition(":")
     path = folder / file
     if not path.is_file():
         raise HeaderError(f"{field}: expected {allowed} with a file in {folder}, found {name!r}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise HeaderError(f"{field}: expected a Python file, found {path.name}")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise HeaderError(f"{field}: {path}: cannot be imported: {type(error).__name__}: {error}") from error
     if not callable(found := getattr(module, function, None)):
         raise HeaderError(f"{field}: expected a function of {path.name}, found {function!r}")
-    return cast(Callable[..., Any], found)
+
+    def called(*arguments: Any) -> Mapping[str, Any]:
+        try:
+            result = found(*arguments)
+        except Exception as error:
+            raise HeaderError(f"{field}: {name}: {type(error).__name__}: {error}") from error
+        if not isinstance(result, Mapping):
+            raise HeaderError(f"{field}: {name}: expected arrays by name, found {type(result).__name__}")
+        return cast(Mapping[str, Any], result)
+
+    return called
 
 
 def read_header(text: str) -> Header:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ from generator.tl.ir import Allocate, Argument, Expr, Index, Program, Var, names
 from generator.tl.numerics import Numerics, Value
 
 LOWEST_I32 = int(np.iinfo(np.int32).min)
+#: More blocks than anyone waits for: an interpreter takes milliseconds for each.
+MAX_BLOCKS = 1_000_000
 
 
 class CallError(ValueError):
@@ -51,11 +54,17 @@ class Memory:
         return memory
 
     def blocks(self, only: set[str] | None = None) -> Iterator[dict[str, int]]:
-        """Every value of the grid, the first axis running fastest; `only` keeps these axes and leaves the others at 0."""
+        """Every value of the grid, the first axis running fastest; `only` keeps these axes and leaves the others at 0.
+
+        Raises CallError for more than MAX_BLOCKS.
+        """
         scope = Scope(self.numerics, dict(self.scalars))
         extents = {
             a.name: 1 if only is not None and a.name not in only else scope.whole((a.extent,))[0] for a in self.program.axes
         }
+        if math.prod(extents.values()) > MAX_BLOCKS:
+            sizes = " x ".join(f"{name} {extent:,}" for name, extent in extents.items())
+            raise CallError(f"grid: expected at most {MAX_BLOCKS:,} blocks, found {sizes}; give smaller sizes")
         for point in itertools.product(*(range(extent) for extent in reversed(extents.values()))):
             yield dict(zip(extents, reversed(point), strict=True))
 

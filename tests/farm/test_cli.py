@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 from farm_here import farm_here
+from typer.testing import CliRunner
 
 from farm.cli import app
 
@@ -51,6 +53,11 @@ def test_every_command_has_help_with_an_example(path: tuple[str, ...]) -> None:
     command = find(path)
     assert command.help, path
     assert "farm " + " ".join(path) in (command.epilog or ""), f"{path}: give an example in the epilog"
+    shown = CliRunner().invoke(app, [*path, "--help"], env={"COLUMNS": "400"})  # as a user sees it: brackets are markup to rich
+    assert shown.exit_code == 0, shown.exception
+    told = " ".join(re.sub("[╭╮╰╯│─]", " ", shown.output).split())
+    for text in (command.help, command.epilog, *(p.help for p in command.params if not getattr(p, "hidden", False))):
+        assert " ".join((text or "").split()) in told, f"{path}: {text}"
 
 
 def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
@@ -122,3 +129,10 @@ def test_one_rule_for_the_catalog_that_nobody_names(tmp_path: Path) -> None:
         for command in (("catalog", "list"), ("explain", "1x2x3")):
             done = farm(*command, **environ)
             assert done.returncode == 2 and f"there is no catalog at {where}" in done.stderr, (command, done.stderr)
+
+
+@pytest.mark.parametrize("command", ["targets", "variants"])
+def test_an_output_that_is_full_is_one_line(command: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "farm", command], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert done.returncode == 1 and done.stderr == "farm: standard output cannot be written: no space left on device\n"

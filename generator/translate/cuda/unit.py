@@ -118,7 +118,8 @@ def _check_dtypes(program: Program, target: Target) -> None:
             for operand in (g.a, g.b):
                 source = matrices.get(copied.get(operand, ""))
                 if source is not None and source.dtype not in ("f16", "bf16"):
-                    message = f"{source.name}: products on {target.isa} take f16 or bf16, found {source.dtype}; use target cpu"
+                    taken = " or ".join(dtype for dtype in ("f16", "bf16") if dtype in target.dtypes)
+                    message = f"{source.name}: products on {target.isa} take {taken}, found {source.dtype}; use target cpu"
                     raise Refused("unsupported_dtype", message, source.span.line)
 
 
