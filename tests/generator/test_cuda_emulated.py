@@ -19,6 +19,7 @@ from generator.tl.ir import Constant, Hint, Program
 from generator.translate import translate
 from generator.translate.records import Translated
 from verifier.checks import Outputs, check_outputs
+from verifier.cuda_arguments import evaluate
 from verifier.inputs import Case
 from verifier.trial import make_trial
 
@@ -129,6 +130,21 @@ def test_orders_of_products_and_other_code(hints: dict[str, str], tmp_path: Path
     """Products an iteration ahead, two groups of warps in turn, or as the program has them; edges on both sides, no key."""
     for masks, rows, keys in (((Rule.make("window", left=20),), 70, 60), (CAUSAL, 40, 20)):
         check(spec("bf16", rows, keys, masks=masks), "sm_80", tmp_path, {"BM": 64, "BN": 16}, warps="4", **hints)
+
+
+@pytest.mark.parametrize(
+    "l2_bytes, sections", [(0, (1, 10)), (20_000, (3, 3)), (1 << 30, (10, 1))], ids=["one each", "3 + 3 + 4", "all"]
+)
+def test_blocks_are_taken_in_sections(
+    l2_bytes: int, sections: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tile of five heads and two batches is computed, in whichever order blocks take them; two tiles a head."""
+    monkeypatch.setattr("generator.translate.cuda.tile_order.section_bytes", lambda *_: l2_bytes)
+    of = AttentionSpec(5, 5, 32, 32, 2, 40, 40, "bf16", CAUSAL)
+    translated = kernel(of, "sm_80", {"BM": 32, "BN": 16})
+    values, fields = bind(translated.launch, of).values, translated.launch.target_facts["parameters"]["fields"]
+    assert tuple(evaluate(f["value"], values) for f in fields if "value" in f)[:2] == sections
+    check(of, "sm_80", tmp_path, {"BM": 32, "BN": 16})
 
 
 def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:

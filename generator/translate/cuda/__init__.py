@@ -55,7 +55,8 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         f"#define FARM_MMA_K {16 if asynchronous else 8}"
     )
     copies = "copy_async.cuh" if asynchronous else "copy_staged.cuh"
-    for name in ("ptx.cuh", "ptx_mma.cuh", "common.cuh", "shared_tile.cuh", "mma.cuh", copies, "repack.cuh"):
+    order = ["tile_order.cuh"] if kernel.in_sections else []
+    for name in ("ptx.cuh", "ptx_mma.cuh", "common.cuh", *order, "shared_tile.cuh", "mma.cuh", copies, "repack.cuh"):
         u.w.raw(header(name))
     u.w("", f"constexpr int MT = {kernel.shape.row_blocks}, ROW_STEP = 16, THREADS = {kernel.shape.threads};", "")
     kernel.write()
@@ -76,6 +77,7 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         **u.analysis.to_plain(),
         "notes": [*([why] if why else []), *kernel.notes],
         "orders": kernel.orders,
+        "blocks": "longest first, in sections" if kernel.in_sections else "in order",
         "slots": {t.name: t.stages for t in u.tiles.values()},
         "warps": kernel.shape.warps,
         "row_blocks": kernel.shape.row_blocks,

@@ -15,13 +15,29 @@ from generator.translate.passes.ranges import ROW_FIRST, ROW_LAST
 def write_decode(u: Unit, linear: str, first_reversed: bool) -> None:
     """Grid coordinates from a number that counts blocks, the first axis fastest."""
     u.w(f"const int block = {linear};")
-    rest = "block"
+    first, *others = u.program.axes
+    name, extent = names.axis(first.name), u.scalar(first.extent)
+    value = f"block % ({extent})" if others else "block"
+    u.w(f"const int {name} = {f'({extent}) - 1 - {value}' if first_reversed else value};")
+    if others:
+        u.w(f"const int rest0 = block / ({extent});")
+        _write_outer(u, "rest0")
+
+
+def write_place(u: Unit, order: str) -> None:
+    """Grid coordinates of a block in an order of sections (`tile_order`), which tells inner and outer index apart."""
+    u.w(f"const Place place = {order}.at(block_number());")
+    u.w(f"const int {names.axis(u.program.axes[0].name)} = place.inner;")
+    _write_outer(u, "place.outer")
+
+
+def _write_outer(u: Unit, rest: str) -> None:
+    """All axes but the first, from the number that counts them."""
     axes = u.program.axes
-    for k, axis in enumerate(axes):
+    for k, axis in enumerate(axes[1:], 1):
         name, extent = names.axis(axis.name), u.scalar(axis.extent)
         last = k == len(axes) - 1
-        value = rest if last else f"{rest} % ({extent})"
-        u.w(f"const int {name} = {f'({extent}) - 1 - {value}' if k == 0 and first_reversed else value};")
+        u.w(f"const int {name} = {rest if last else f'{rest} % ({extent})'};")
         if not last:
             u.w(f"const int rest{k} = {rest} / ({extent});")
             rest = f"rest{k}"

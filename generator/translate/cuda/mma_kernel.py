@@ -14,7 +14,7 @@ from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.elementwise import PLAIN, Setting
 from generator.translate.cuda.epilogue import write_alignment, write_store
-from generator.translate.cuda.grid import has_edges, live_rows, longest_first, write_decode, write_full, write_range
+from generator.translate.cuda.grid import has_edges, live_rows, longest_first, write_decode, write_full, write_place, write_range
 from generator.translate.cuda.mma_overlap import order_of, pipeline, slots_of
 from generator.translate.cuda.mma_pipeline import COLUMN_UNIT, iteration
 from generator.translate.cuda.mma_tiles import (
@@ -29,6 +29,7 @@ from generator.translate.cuda.mma_tiles import (
 from generator.translate.cuda.parameters import Parameters, add_program, write_addresses, write_extents
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.registers import write_declarations, write_initial, write_statement
+from generator.translate.cuda.tile_order import add_sections
 from generator.translate.cuda.unit import Unit, round_up
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.ranges import ROW_FIRST, ROW_LAST
@@ -71,7 +72,14 @@ class MmaKernel:
     def parameters(self) -> Parameters:
         out = Parameters()
         add_program(out, self.u, self.u.matrices)
+        if self.in_sections:
+            add_sections(out, self.u)
         return out
+
+    @property
+    def in_sections(self) -> bool:
+        """Whether blocks that differ in length start in an order of their own."""
+        return longest_first(self.u) and len(self.u.program.axes) > 1
 
     def write(self) -> None:
         """The kernel, after the runtime's headers."""
@@ -106,7 +114,10 @@ class MmaKernel:
         needed = {n for s in body for n in _matrices_of(s)}
         matrices = [a for a in u.matrices if a.name in needed]
         w("{")
-        write_decode(u, "block_number()", longest_first(u))
+        if self.in_sections:
+            write_place(u, "Sections{p.q_section, p.q_num_sections, p.q_num_first, p.q_num_rest}")
+        else:
+            write_decode(u, "block_number()", longest_first(u))
         write_addresses(u, matrices)
         write_extents(u, matrices)
         write_alignment(u, [a for a in matrices if a.name in u.program.outputs])

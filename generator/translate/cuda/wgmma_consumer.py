@@ -10,10 +10,11 @@ from generator.translate.cuda.epilogue import write_alignment
 from generator.translate.cuda.grid import live_rows, write_decode
 from generator.translate.cuda.parameters import write_addresses, write_extents
 from generator.translate.cuda.registers import write_declarations, write_initial
+from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.wgmma_kernel import cursor
 from generator.translate.cuda.wgmma_loop import COLUMN_UNIT, Loop
 from generator.translate.cuda.wgmma_operations import PAIR, Operations, held
-from generator.translate.cuda.wgmma_tiles import ends_inside, in_ring, is_k_major, loads_of
+from generator.translate.cuda.wgmma_tiles import ends_inside, in_ring, is_k_major
 from generator.translate.passes.scope import uses_of
 
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from generator.tl.ir import Gemm
-from generator.tl.ir import names as free_names
 from generator.translate.cuda.grid import longest_first, scans_rows, write_range
 from generator.translate.cuda.launch import blocks
 from generator.translate.cuda.parameters import Parameters, add_program
-from generator.translate.cuda.scalars import plain
+from generator.translate.cuda.tile_order import add_order, moves_with_first_axis, outer_blocks, section_bytes, section_in_l2
 from generator.translate.cuda.unit import SharedTile, Unit
 from generator.translate.cuda.wgmma_instructions import Product
 from generator.translate.cuda.wgmma_tiles import (
@@ -26,15 +25,11 @@ from generator.translate.cuda.wgmma_tiles import (
     ends_inside,
     in_ring,
     list_tiles,
-    loads_of,
     place,
     tensor_map,
-    tile_bytes,
 )
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.scope import defs, uses
-
-L2_BYTES = 32 << 20  # of looped-over tensors that one section of the grid may touch
 
 
 @dataclass
@@ -110,39 +105,21 @@ class Frame:
             out.add("int* counter", "pointer", workspace=True)
         tiled = {t.matrix.name for t in u.tiles.values()}
         add_program(out, u, [a for a in u.matrices if a.name not in tiled or a.name in u.program.outputs])
-        first = plain(u.program.axes[0].extent)
-        rest: Any = 1
-        for axis in u.program.axes[1:]:
-            rest = plain(axis.extent) if rest == 1 else ["*", rest, plain(axis.extent)]
-        total = blocks(u)
-        for name, value in (("total", total), ("section", self._section(rest)), ("num_first", first), ("num_rest", rest)):
-            out.add(f"int q_{name}", "i32", value=value)
+        add_order(out, u, self._section())
         return out
 
-    def _section(self, rest: Any) -> Any:
+    def _section(self) -> Any:
         """How many outer indices are taken together: as keep the looped-over tensors in L2 where blocks differ in length; a
         square patch where both axes move the tiles; else one.
         """
         u = self.u
         if longest_first(u):
-            total: Any = 0
-            for size in tile_bytes(u):
-                total = ["+", total, size]
-            fit: Any = ["//", ["*", L2_BYTES, rest], ["max", total, 1]]
-        elif self._moves_with_first_axis():
+            return section_in_l2(u, section_bytes(u.target.name))
+        fit = 1
+        if moves_with_first_axis(u):
             widest = max(u.shape(n)[1] for n in u.register_tiles() if len(u.shape(n)) == 2)
             fit = max(1, round((132 * u.rows / widest) ** 0.5))
-        else:
-            fit = 1
-        return ["max", 1, ["min", rest, fit]]
-
-    def _moves_with_first_axis(self) -> bool:
-        """Whether tiles that loops copy depend on the grid's first axis."""
-        u = self.u
-        read = [
-            e for p in u.analysis.loops for s in loads_of(p.loop.body) for e in (*s.coordinate, *u.tiles[s.into].matrix.offset)
-        ]
-        return any(u.program.axes[0].name in free_names(e) for e in read)
+        return ["max", 1, ["min", outer_blocks(u), fit]]
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -11,9 +11,10 @@ from generator.translate.cuda.elementwise import Setting
 from generator.translate.cuda.grid import bound_of_rows, has_edges, reads_rows, write_full
 from generator.translate.cuda.mma_pipeline import iteration
 from generator.translate.cuda.registers import write_initial
+from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.wgmma_kernel import cursor, forced, write_count
 from generator.translate.cuda.wgmma_operations import Operations
-from generator.translate.cuda.wgmma_tiles import ends_inside, loads_of
+from generator.translate.cuda.wgmma_tiles import ends_inside
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.conditions import conjuncts
 from generator.translate.passes.scope import defs, uses, uses_of

@@ -13,9 +13,10 @@ from generator.translate.cuda import names
 from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
 from generator.translate.cuda.mma_pipeline import iteration
 from generator.translate.cuda.parameters import write_addresses, write_extents
+from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.unit import SharedTile
 from generator.translate.cuda.wgmma_kernel import Frame, forced, write_count
-from generator.translate.cuda.wgmma_tiles import CHUNK, is_chunked, loads_of
+from generator.translate.cuda.wgmma_tiles import CHUNK, is_chunked
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.scope import uses
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from generator.tl.ir import Compute, Copy, Expr, For, Gemm, If, Index, Num, Op, Reshape, Stmt, Var, names, walk
-from generator.translate.cuda.dtypes import BYTES
+from generator.tl.ir import Compute, Copy, For, Gemm, If, Index, Num, Reshape, names, walk
 from generator.translate.cuda.mma_tiles import shared_copies
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.scalars import plain
+from generator.translate.cuda.tile_order import largest
 from generator.translate.cuda.unit import SharedTile, Unit, round_up
-from generator.translate.passes.affine import affine
 from generator.translate.passes.scope import flatten
 
 CHUNK = 64  # columns of 128 bytes, the width of the swizzle
@@ -24,7 +23,6 @@ WIDE = (24, 240)  # for two warpgroups whose tiles need more than
 WIDE_WORDS = 176
 #: Consumer warpgroups -> registers of a thread that tiles may take, those held as left operands included.
 RESIDENT_WORDS = {1: 208, 2: 208, 3: 132}
-UNKNOWN_EXTENT = 1 << 30
 
 
 @dataclass
@@ -179,7 +177,7 @@ def tensor_map(u: Unit, t: SharedTile) -> dict[str, Any]:
     """Five axes, innermost first: columns of a chunk, rows, chunks, two leading axes; extents as expressions of scalars."""
     a = t.matrix
     lead = len(a.offset)
-    extents = [_largest(u, e) for e in reversed(a.offset)] + [1] * (2 - lead)
+    extents = [largest(u, e) for e in reversed(a.offset)] + [1] * (2 - lead)
     strides: list[Any] = [*reversed(range(lead)), *({"bytes": 16} for _ in range(2 - lead))]
     rows: Any = {"shape": lead} if ends_inside(t) else plain(a.shape[0])
     columns = plain(a.shape[1])
@@ -204,40 +202,3 @@ def tensor_map(u: Unit, t: SharedTile) -> dict[str, Any]:
 def ends_inside(t: SharedTile) -> bool:
     """Whether the matrix ends where only the device knows (`KvLen[b]`): TMA then brings what lies behind it in the tensor."""
     return any(isinstance(x, Index) for x in walk(t.matrix.shape[0]))
-
-
-def _largest(u: Unit, e: Expr) -> Any:
-    """One more than an offset's largest value over the grid, as an expression; where not known, more than any tensor has."""
-    axes = {a.name: a.extent for a in u.program.axes}
-
-    def top(x: Expr) -> Expr | None:
-        match x:
-            case Var(name) if name in axes:
-                return Op("-", (axes[name], Num(1)))
-            case Op("//", (a, b)) if not names(b) & set(axes):
-                inner = top(a)
-                return None if inner is None else Op("//", (inner, b))
-            case Op("+" | "*" as fn, (a, b)):
-                form, parts = affine(x), (top(a), top(b))
-                grows = form is not None and all(c > 0 for s, c in form.terms if names(s) & set(axes))
-                return Op(fn, (parts[0], parts[1])) if grows and parts[0] is not None and parts[1] is not None else None
-        return x if not any(isinstance(y, Var) and y.name in axes for y in walk(x)) else None
-
-    largest = top(e)
-    return UNKNOWN_EXTENT if largest is None else ["+", plain(largest), 1]
-
-
-def loads_of(body: tuple[Stmt, ...]) -> list[Copy]:
-    return [s for s in body if isinstance(s, Copy) and s.into_level == "shared"]
-
-
-def tile_bytes(u: Unit) -> list[Any]:
-    """Bytes of each matrix that loops go over, all leading indices together, as expressions."""
-    out = []
-    for name in dict.fromkeys(t.matrix.name for t in u.tiles.values() if in_ring(u, t.name)):
-        a = u.program.allocations[name]
-        size: Any = BYTES[a.dtype]
-        for e in [*(plain(x) for x in a.shape), *(_largest(u, x) for x in a.offset)]:
-            size = ["*", size, e]
-        out.append(size)
-    return out
