@@ -23,12 +23,14 @@ def update_golden(request) -> bool:
     return request.config.getoption("--update-golden")
 
 
-@pytest.fixture
-def any_pace(monkeypatch):
+@pytest.fixture(scope="module")
+def any_pace():
     """Measurements in this process count on a busy machine too: what is tested is not how long something takes."""
     from verifier import benchmark
 
-    monkeypatch.setattr(benchmark, "DISTURBED", 1e9)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(benchmark, "DISTURBED", 1e9)
+        yield
 
 
 @pytest.fixture(autouse=True)
