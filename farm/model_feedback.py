@@ -9,7 +9,7 @@ from typing import Any
 from farm.jobs import Row
 from generator.feedback import Feedback, FeedbackKind
 from generator.tl.diagnostics import Diagnostic, render
-from verifier.review import Wrong
+from verifier.reviewer import Wrong
 
 _KINDS: dict[str, FeedbackKind] = {
     "ok": "measured",

@@ -36,7 +36,7 @@ from generator.tl.checker import parse_and_check
 from generator.tl.fill import fill, spread_choices
 from generator.tl.ir import Program
 from generator.tl.printer import print_program
-from verifier.review import review_apart
+from verifier.reviewer import review_apart
 
 #: So many choices of a program's holes are looked at; a stranger's program may have any number of them.
 MAX_CHOICES = 128

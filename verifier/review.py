@@ -1,7 +1,7 @@
 """Judges a TL program before anything is compiled: the interpreter against the oracle, and where they part, the first wrong tile.
 
 Not a verdict on a kernel: a translator may still be wrong. It exists so that an author learns what is wrong in the words of its
-own program.
+own program. `verifier.reviewer` runs it in a child.
 """
 
 from __future__ import annotations
@@ -9,11 +9,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,21 +25,11 @@ from generator.tl.interpreter import CallError, ProgramError, Step, run
 from generator.tl.ir import Copy, For, Gemm, Num, Program, walk_statements
 from generator.tl.parser import parse_or_raise
 from verifier import confine, oracle
-from verifier.children import Limits, kill_group
 from verifier.inputs import Case, Values, make_values, with_lengths
-from verifier.nursery import nursery_for
+from verifier.reviewer import ASKED, RESULT, Wrong
 
 #: Share of the largest value by which the program, run in exact arithmetic, may differ: constants are written to 16 digits.
 TOLERANCE = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Wrong:
-    """What is wrong first. line: of the program's text, 0 where unknown; input_name: the smallest input that shows it."""
-
-    message: str
-    line: int = 0
-    input_name: str = ""
 
 
 def review(program: Program, spec: AttentionSpec, seed: int = 1) -> Wrong | None:
@@ -343,44 +330,12 @@ def _is_multiple(acc: np.ndarray, column: np.ndarray, mean: np.ndarray, some: np
 
 # ------------------------------------------------------------------------------------------------------ in a child process
 
-#: A child is forked from a process that has imported torch already: that costs more than a review.
-_PROGRAM, _ENVIRONMENT = "verifier.review", {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
-_ASKED, _RESULT = "asked.json", "review: "
-_START_S = 120.0
-
-
-def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None) -> Wrong | None:
-    """`review` of a program's text in a killable child: text from strangers may loop for ever or ask for any memory.
-
-    What exceeds the limits is Wrong, too. The text has to pass the checker first.
-    """
-    limits = limits or Limits(wall_s=60.0, memory_bytes=8 << 30)
-    with tempfile.TemporaryDirectory(prefix="farm-review-") as folder, tempfile.TemporaryFile() as log:
-        (Path(folder) / _ASKED).write_text(json.dumps({"text": text, "spec": json.loads(spec.to_json())}))
-        facts = {"cpu_s": int(limits.wall_s) + 1, "memory_bytes": limits.memory_bytes}
-        child = nursery_for(_PROGRAM, _ENVIRONMENT).spawn(facts, (), log.fileno(), folder, _START_S)
-        try:
-            code = child.wait(limits.wall_s)
-        except subprocess.TimeoutExpired:
-            within = f"within {limits.wall_s:g} s on inputs of a few hundred tokens"
-            return Wrong(f"the interpreter did not finish {within}: loops are too long.")
-        finally:
-            kill_group(child.pid)
-            child.wait()
-        log.seek(0)
-        lines = log.read().decode(errors="replace").strip().splitlines()
-    line = lines[-1] if lines else ""
-    if code or not line.startswith(_RESULT):
-        return Wrong(f"the interpreter could not run the program: {line[:300] or f'exit status {code}'}")
-    found = json.loads(line.removeprefix(_RESULT))
-    return Wrong(**found) if found else None
-
 
 def main(facts: Mapping[str, Any]) -> None:
     """The child: says on its standard output, in one line of JSON, what is wrong with the program in its folder."""
     confine.bound_to_parent(facts["parent"])
     confine.limit(facts["cpu_s"], facts["memory_bytes"])
-    with open(_ASKED) as file:
+    with open(ASKED) as file:
         asked = json.load(file)
     try:
         program = parse_or_raise(asked["text"])
@@ -389,4 +344,4 @@ def main(facts: Mapping[str, Any]) -> None:
         wrong = Wrong("the interpreter ran out of memory on inputs of a few hundred tokens: the grid or a tile is too large.")
     except (TLError, SpecError) as error:
         wrong = Wrong(str(error).strip().splitlines()[0])
-    os.write(1, (_RESULT + json.dumps(None if wrong is None else dataclasses.asdict(wrong)) + "\n").encode())
+    os.write(1, (RESULT + json.dumps(None if wrong is None else dataclasses.asdict(wrong)) + "\n").encode())

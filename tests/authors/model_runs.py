@@ -32,7 +32,8 @@ from generator.authors.transcripts import TranscriptStore
 from generator.spec import AttentionSpec, Rule
 from generator.tl.fill import fill, hole_choices
 from generator.tl.parser import parse_or_raise
-from verifier.review import Wrong, review
+from verifier.review import review
+from verifier.reviewer import Wrong
 
 RESPONSES = Path(__file__).parent.parent / "responses"
 RIGHT = (RESPONSES / "written/right.md").read_text()

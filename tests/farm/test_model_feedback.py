@@ -12,7 +12,7 @@ from generator.authors.prompting import task_prompts
 from generator.authors.proposal import Proposal
 from generator.spec import AttentionSpec
 from verifier.records import REASONS
-from verifier.review import Wrong
+from verifier.reviewer import Wrong
 
 STALLS = {"waiting": [["long_scoreboard", 0.41], ["math_pipe_throttle", 0.3]], "busy": [["multiprocessors", 0.62]], "why": ""}
 OK = {

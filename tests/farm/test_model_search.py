@@ -17,7 +17,7 @@ from farm.variants import load_variants
 from generator.authors.answers import estimate_tokens
 from generator.spec import AttentionSpec, Rule
 from verifier.children import Limits
-from verifier.review import review_apart
+from verifier.reviewer import review_apart
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,8 @@ from generator.tl.fill import fill, hole_choices
 from generator.tl.parser import parse_or_raise
 from generator.tl.printer import print_program
 from verifier.children import Limits
-from verifier.review import review, review_apart
+from verifier.review import review
+from verifier.reviewer import review_apart
 
 PARAMETERS = {"window": {"left": 15}, "sink_window": {"sink": 4, "left": 15}, "prefix": {"length": 30}, "softcap": {"cap": 3.0}}
 
