@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from farm.console import EXIT_FAILED, EXIT_STOPPED, InputError
+from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption
 
 if TYPE_CHECKING:
     from farm.ablation import Tally, Way
@@ -20,7 +20,7 @@ def ablate(
     plan: Annotated[
         Path | None, typer.Argument(help="A plan (YAML). Left out: the small default plan.", show_default=False)
     ] = None,
-    catalog: Annotated[str | None, typer.Option(help="Where the rows go. Default: ./farm-catalog.")] = None,
+    catalog: CatalogOption = None,
     model: Annotated[str | None, typer.Option(help="The model's name.")] = None,
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint. Default: OPENAI_BASE_URL.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Independent answers to each problem in each way.")] = 5,
@@ -32,7 +32,7 @@ def ablate(
     budget: Annotated[str | None, typer.Option(help="When to stop: minutes=10,usd=5,tokens=1000000.")] = None,
     executor: Annotated[str, typer.Option(help="ray, or local: one job at a time in this process.")] = "ray",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """pass@1, pass@k, faults, tokens and time of {two-stage, one-pass, vanilla} x {our translator, the model's own}."""
     from farm.ablation import Tally, ablation_of

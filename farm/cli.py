@@ -112,6 +112,10 @@ def sweep(
     if executor not in ("ray", "local"):
         raise InputError("--executor", f"expected ray or local, found {executor!r}")
     if dry_run:
+        if chosen.author != "rules":
+            from farm.authors import model_settings
+
+            model_settings(chosen)  # wrong flags are as wrong here
         _print_problems(chosen, as_json)
         return
     from farm.config import load_config

@@ -109,12 +109,19 @@ class Reader:
         """Every element that could be read."""
         return tuple(v for v in map(read, self.items()) if v is not None)
 
+    def some_of(self, *allowed: str) -> tuple[str, ...]:
+        """At least one of these names, each once."""
+        if self.value == []:
+            self.wrong(f"expected at least one of {', '.join(allowed)}, found none")
+        return tuple(dict.fromkeys(self.all(lambda r: r.one_of(*allowed))))
+
     # -------------------------------------------------------------------------------------------------- scalars
 
     def whole(self, lo: int = 1, hi: int = 2**31 - 1) -> int | None:
         if isinstance(self.value, int) and not isinstance(self.value, bool) and lo <= self.value <= hi:
             return self.value
-        limits = f"from {lo} to {hi}" if hi < 2**31 - 1 else f"of at least {lo}"
+        too_large = isinstance(self.value, int) and self.value > hi
+        limits = f"from {lo} to {hi}" if too_large or hi < 2**31 - 1 else f"of at least {lo}"
         return self.expected(f"a whole number {limits}")
 
     def number(self, lo: float = -math.inf, what: str = "a finite number") -> float | None:

@@ -22,13 +22,20 @@ def changed_plan(
     tune: int | None = None,
 ) -> Plan:
     """The plan with what the flags say; None leaves a field alone. Raises InputError that names the flag."""
+    if model and (author or plan.author) == "rules":
+        flag = "--" + next(iter(model)).replace("_", "-")
+        raise InputError(flag, "says how a language model is asked; expected --author llm with it, found the rule author")
     return plan.with_changes(
-        targets=None if targets is None else tuple(_one_of("--targets", t.strip(), known_targets()) for t in targets.split(",")),
+        targets=None if targets is None else _targets(targets),
         author=None if author is None else _one_of("--author", author, AUTHORS),
         budget=None if budget is None else read_budget(budget, plan.budget),
         tuning=None if tune is None else dataclasses.replace(plan.tuning, candidates=tune),
         author_options=tuple(sorted({**dict(plan.author_options), **model}.items())) if model else None,
     )
+
+
+def _targets(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_one_of("--targets", name.strip(), known_targets()) for name in text.split(",")))
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> str:

@@ -129,16 +129,14 @@ def targets(as_json: JsonOption = False) -> None:
 
 
 def report(
-    catalog: Annotated[
-        str | None, typer.Option(help="Folder or URI of the catalog. Default: $FARM_CATALOG, else your own in ~/.local/share.")
-    ] = None,
+    location: CatalogOption = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the page goes.")] = Path("report.html"),
 ) -> None:
     """A catalog as one HTML page with plots: what was tried, what won, by how much."""
     from catalog import store
     from farm.report import make_report
 
-    page = make_report(store.open(catalog_location(catalog)))
+    page = make_report(store.open(catalog_location(location)))
     with writing(output):
         output.write_text(page)
     typer.echo(f"{output}: {len(page)} bytes")

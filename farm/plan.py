@@ -199,7 +199,7 @@ def _variants(reader: Reader, folder: Path) -> str | None:
 
 
 def _dtypes(reader: Reader) -> tuple[str, ...]:
-    return reader.all(lambda r: r.one_of(*TL_DTYPES))
+    return reader.some_of(*TL_DTYPES)
 
 
 def _rivals(reader: Reader) -> tuple[str, ...]:
@@ -207,7 +207,7 @@ def _rivals(reader: Reader) -> tuple[str, ...]:
 
 
 def _targets(reader: Reader) -> tuple[str, ...]:
-    return reader.all(lambda r: r.one_of(*known_targets()))
+    return reader.some_of(*known_targets())
 
 
 def _shapes(reader: Reader) -> tuple[Shape, ...] | None:

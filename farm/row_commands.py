@@ -89,7 +89,7 @@ def _window(text: str) -> tuple[int, int]:
 def reproduce(
     row_id: Annotated[str, typer.Argument(help="A row's id, or the beginning of one.", show_default=False)],
     location: CatalogOption = None,
-    seconds: Annotated[float, typer.Option(help="Seconds of measuring.")] = 2.0,
+    seconds: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds of measuring.")] = 2.0,
     record: Annotated[bool, typer.Option("--record", help="Store the outcome as the attempt's next row.")] = False,
     variants: Annotated[str | None, typer.Option(help="The file with rules of your own that the row's plan named.")] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Run a CUDA kernel under compute-sanitizer too.")] = False,

@@ -91,6 +91,13 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("tl", "run", CAUSAL, "--inputs", CAUSAL), "causal.tl: expected arrays in NumPy's .npz form"),
         (("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"), "--output: none/x.cpp: cannot be written"),
         (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such file"),
+        (("reproduce", "3fa94c", "--seconds", "-1"), "'--seconds'"),
+        (("reproduce", "3fa94c", "--seconds", "nan"), "'--seconds'"),
+        (("sweep", "--dry-run", "--model", "m"), "--model: says how a language model is asked"),
+        (("sweep", "--dry-run", "--replay"), "--replay: says how a language model is asked"),
+        (("sweep", "--dry-run", "--base-url", "x"), "--base-url: says how a language model is asked"),
+        (("sweep", "--dry-run", "--author", "llm"), "--model: the llm author needs a model's name"),
+        (("sweep", "--dry-run", "--author", "llm", "--model", "m", "--style", "x"), "expected one of two_stage"),
         (("explain", "1x32/8x777", "--dim", "0"), "--dim: expected HEAD_DIM or HEAD_DIM/HEAD_DIM_V, found '0'"),
     ],
 )
@@ -126,7 +133,7 @@ def test_the_command_alone_prints_its_help_and_nothing_else() -> None:
 def test_one_rule_for_the_catalog_that_nobody_names(tmp_path: Path) -> None:
     own = {"XDG_DATA_HOME": str(tmp_path), "FARM_CATALOG": ""}, tmp_path / "kernel-farm/catalog"
     for environ, where in (own, ({"FARM_CATALOG": "/no/such"}, "/no/such")):
-        for command in (("catalog", "list"), ("explain", "1x2x3")):
+        for command in (("catalog", "list"), ("explain", "1x2x3"), ("report",), ("logs", "3fa94c"), ("reproduce", "3fa94c")):
             done = farm(*command, **environ)
             assert done.returncode == 2 and f"there is no catalog at {where}" in done.stderr, (command, done.stderr)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from farm.flags import changed_plan
 from farm.plan import PlanError, load_plan, read_plan
 from farm.search import Versions
 
@@ -75,6 +76,9 @@ WRONG = [
     ("[causal]", "[{causal: {alin: top_left}}]", "p.yaml:7: models[0].masks[0].causal.alin: unknown field; did you mean 'align'?"),
     ("[causal]", "[causal]\n    scores: [{softcap: {cap: 0}}]", "p.yaml:8: models[0].scores[0].softcap.cap: expected a finite number above 0, found 0"),
     ("fp32, bf16", "fp32, bf61", "p.yaml:9: dtypes[1]: expected one of fp32, fp16, bf16, found 'bf61'; did you mean 'bf16'?"),
+    ("num_heads: 32", "num_heads: 99999999999", "p.yaml:4: models[0].num_heads: expected a whole number from 1 to 2147483647, found 99999999999"),
+    ("[fp32, bf16]", "[]", "p.yaml:9: dtypes: expected at least one of fp32, fp16, bf16, found none"),
+    ("[cpu, sm_80]", "[]", "p.yaml:10: targets: expected at least one of cpu, sm_75, "),
     ("cpu, sm_80", "cpu, sm_8", "p.yaml:10: targets[1]: expected one of"),
     ("targets:", "author: gpt\ntargets:", "p.yaml:10: author: expected one of rules, llm, llm-direct, found 'gpt'"),
     ("targets:", "tuning: {keep: 1}\ntargets:", "p.yaml:10: tuning.keep: expected a share above 0 and below 1, found 1"),
@@ -91,6 +95,12 @@ def test_every_wrong_field_is_named(old: str, new: str, message: str) -> None:
     assert old in GOOD
     (line,) = problems(GOOD.replace(old, new))
     assert line.startswith(message)
+
+
+def test_a_target_or_dtype_that_is_named_twice_is_one() -> None:
+    twice = read_plan(GOOD.replace("cpu, sm_80", "cpu, sm_80, cpu").replace("fp32, bf16", "fp32, bf16, fp32"), "p.yaml")
+    assert list(twice.problems()) == list(read_plan(GOOD, "p.yaml").problems())
+    assert changed_plan(twice, targets="cpu, cpu").targets == ("cpu",)
 
 
 def test_all_wrong_fields_come_at_once_in_order() -> None:
