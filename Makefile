@@ -31,11 +31,12 @@ $(VENV)/.installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
 sweep: $(VENV)/.installed
 	$(VENV)/bin/farm sweep $(PLAN) --catalog $(CATALOG)
 
-# Two workers, whatever the machine: more would disturb what is timed. Files stay whole, so that one session of Ray serves each.
+# Two workers, whatever the machine: more would disturb what is timed. Files stay whole, so that one session of Ray serves each,
+# and slow ones come first.
 JOBS    ?= 2
 
 test: $(VENV)/.installed-test
-	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/.installed-test
 	$(VENV)/bin/python -m pytest -m soak

@@ -1,5 +1,6 @@
 """Options that tests of every package share, and settings that must stand before NumPy is imported."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -12,6 +13,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest  # noqa: E402
+
+with contextlib.suppress(ImportError):  # a machine that runs only the tests of GPUs may have none
+    from hypothesis import HealthCheck, settings
+
+    # How long an example takes says how busy the machine is.
+    settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("busy machine")
+
+
+def pytest_collection_modifyitems(items):
+    """Files with slow tests first: with one of them at the end, one worker would wait for the other."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
 
 
 def pytest_addoption(parser):

@@ -18,7 +18,7 @@ from farm.model_settings import read_settings
 from farm.plan import Budget
 from generator.authors.transcripts import TranscriptStore
 
-pytestmark = pytest.mark.usefixtures("any_pace")
+pytestmark = [pytest.mark.usefixtures("any_pace"), pytest.mark.slow]
 
 
 def test_from_request_to_verified_kernel_in_twenty_seconds(tmp_path):

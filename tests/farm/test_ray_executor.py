@@ -28,6 +28,8 @@ from farm.nodes import DeviceWish  # noqa: E402
 from farm.progress import waits_of  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:

@@ -70,7 +70,7 @@ def build(translated: Translated, folder: Path) -> ctypes.CDLL:
     stem = folder / digest_text(source)[:16]
     if not stem.with_suffix(".so").exists():
         stem.with_suffix(".cpp").write_text(source)
-        command = ["g++", "-std=c++20", "-O1", "-w", "-fPIC", "-shared", f"-I{EMULATOR}", "-o", f"{stem}.so", f"{stem}.cpp"]
+        command = ["g++", "-std=c++20", "-Og", "-w", "-fPIC", "-shared", f"-I{EMULATOR}", "-o", f"{stem}.so", f"{stem}.cpp"]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[:4000]
     return ctypes.CDLL(f"{stem}.so")

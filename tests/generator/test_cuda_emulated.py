@@ -23,7 +23,7 @@ from verifier.cuda_arguments import evaluate
 from verifier.inputs import Case
 from verifier.trial import make_trial
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++")
+pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++"), pytest.mark.slow]
 
 
 def encode(x: np.ndarray, dtype: str) -> np.ndarray:

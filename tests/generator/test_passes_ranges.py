@@ -63,7 +63,7 @@ def check_ranges(
 
 @pytest.mark.parametrize("name", TESTS)
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 12), st.integers(0, 20), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ranges_agree_with_enumeration(name: str, seqlen_q: int, seqlen_k: int, window: int, prefix: int, m: int) -> None:
     (plan,) = analyze(attention(TESTS[name])).loops
     assert plan.covered, plan.notes
@@ -97,7 +97,7 @@ tests = st.deferred(
 
 
 @given(tests, st.integers(1, 20), st.integers(1, 20), st.integers(0, 6), st.integers(0, 2))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_ranges_of_random_tests(test: Expr, seqlen_q: int, seqlen_k: int, window: int, m: int) -> None:
     (plan,) = analyze(attention(test)).loops
     check_ranges(plan, test, {"SeqQ": seqlen_q, "SeqK": seqlen_k, "Window": window, "m": m}, {}, first=2, last=5)
@@ -109,7 +109,7 @@ DOCUMENT = op("and", op("<=", Index("DocStart", (Q_INDEX,)), KV), op("<", KV, In
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_row_captured_bounds(lengths: list[int], m: int) -> None:
     """Documents: the block's smallest start and largest end bound its tiles."""
     total = sum(lengths)

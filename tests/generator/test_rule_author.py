@@ -92,7 +92,7 @@ def test_every_mask_and_score_means_what_it_says(masks: str, scores: str) -> Non
         np.testing.assert_allclose(lse, expected_lse, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     masks=st.sampled_from(sorted(MASKS)),
     scores=st.sampled_from(sorted(SCORES)),

@@ -12,7 +12,7 @@ from generator.tl.fold import substitute
 from generator.tl.parser import parse
 from generator.tl.printer import print_expression, print_program
 
-QUICK = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+QUICK = settings(max_examples=150, suppress_health_check=list(HealthCheck))
 
 
 @QUICK

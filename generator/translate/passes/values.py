@@ -189,7 +189,8 @@ class Values:
     def _scalar(self, e: Op, node: Node) -> Node:
         """Scalars computed from arguments are finite by contract: a slope or a scale that is not makes every output worthless."""
         signs = self.signs(node)
-        if self.scope.rank(e) is Rank.SCALAR and signs & Signs.FINITE and not signs & Signs.EITHER and not is_finite(signs):
+        doubtful = signs & Signs.FINITE and not signs & Signs.EITHER and not is_finite(signs)
+        if doubtful and self.scope.rank(e) is Rank.SCALAR:  # the rank last: it goes through the whole expression
             return self.named(e, signs & Signs.FINITE)
         return node
 
