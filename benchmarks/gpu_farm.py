@@ -1,10 +1,12 @@
-"""One plan swept on one GPU of this machine, then on all of them: how busy each was, whether the times agree. Judges nothing.
+"""One plan swept on all GPUs of this machine, then on one of them: how busy each was, whether the times agree. Judges nothing.
 
-    python benchmarks/gpu_farm.py [--seqlens 2048 4096] [--heads 16] [--candidates 4] [--measure-s 1.0] [--first N]
-        [--out result.json]
+    python benchmarks/gpu_farm.py [--seqlens 2048] [--heads 16] [--candidates 2] [--measure-s 0.5] [--first N] [--limit-s 200]
+        [--cache FOLDER] [--out result.json]
+    python benchmarks/gpu_farm.py --compile --cache FOLDER        # only what the sweeps will ask for first; needs no GPU
 
-Each sweep is the command `farm sweep` in a process, with a catalog and a cache of its own. What it says of itself meanwhile (as
-to `farm status`) is read twice a second; a device's busy share is taken from the first moment that all had work to the last.
+Each sweep is the command `farm sweep` in a process, with a catalog of its own; both use one cache of binaries. A card is busy
+while an attempt has it (`gpu_s` of a row: inputs made, verdict, measuring, measuring again), not while it waits for a binary, a
+lock or an answer. The steady part goes from the moment when every card had begun to the moment when the first had no work left.
 """
 
 from __future__ import annotations
@@ -12,127 +14,238 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import yaml
+sys.path[:0] = [str(Path(__file__).parents[1])]
 
-from catalog import store
-from verifier.gpu import gpus_here
+import yaml  # noqa: E402
 
-COLUMNS = ("attempt_key", "spec_name", "tuning", "reason_code", "p20_s", "p50_s", "p80_s")
+from catalog import store  # noqa: E402
+from farm.jobs import device_seconds  # noqa: E402
+from farm.plan import load_plan  # noqa: E402
+from farm.search import order_choices  # noqa: E402
+from generator.authors.rules import RuleAuthor  # noqa: E402
+from generator.targets import find_target  # noqa: E402
+from generator.tl.checker import parse_and_check  # noqa: E402
+from generator.tl.printer import print_program  # noqa: E402
+from generator.translate import translate  # noqa: E402
+from generator.translate.records import Translated  # noqa: E402
+from generator.tuning import ordered_choices, with_choice  # noqa: E402
+from verifier.compile import compile_translated  # noqa: E402
+from verifier.environment import environment  # noqa: E402
+from verifier.gpu import driver_version, gpus_here  # noqa: E402
+
+COLUMNS = (
+    "attempt_key", "attempt_no", "spec_name", "tuning", "generation", "reason_code", "message", "uuid_hash", "device_name",
+    "created_at", "p20_s", "p50_s", "p80_s", "baseline_name", "ratio_p50", "ratio_low", "ratio_high", "compile_s", "verify_s",
+    "measure_s", "again_s", "gpu_s", "queue_s", "environment",
+)  # fmt: skip
+GRACE_S = 8.0  # for a sweep that was told to stop
 
 
 def plan(args: argparse.Namespace) -> dict[str, Any]:
     """Prefill problems enough to keep several devices busy."""
     specs = [
-        {"name": f"{mask}-d{dim}-{length}", "num_heads": args.heads, "num_kv_heads": kv, "head_dim": dim, "batch": 1,
-         "seqlen_q": length, "seqlen_k": length, "dtype": "bf16", "masks": masks}
+        {"name": f"{mask}-d{dim}-kv{kv}-{length}", "num_heads": args.heads, "num_kv_heads": kv, "head_dim": dim, "batch": 1,
+         "seqlen_q": length, "seqlen_k": length, "dtype": args.dtype, "masks": masks}
         for length in args.seqlens
-        for dim in (64, 128)
         for kv in (args.heads, args.heads // 4)
+        for dim in (64, 128)
         for mask, masks in (("full", []), ("causal", ["causal"]))
     ]  # fmt: skip
     tuning = {"candidates": args.candidates, "measure_s": args.measure_s}
-    return {"name": "gpu-farm", "targets": ["sm_90a"], "specs": specs, "tuning": tuning}
+    return {"name": "gpu-farm", "targets": [args.target], "specs": specs, "tuning": tuning}
 
 
-def sweep(devices: str, described: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Runs the plan on the devices that CUDA_VISIBLE_DEVICES names; what it said meanwhile and at its end."""
+def compile_ahead(described: dict[str, Any], folder: Path, cache: Path) -> int:
+    """Builds the first candidates of every problem, and two more for those that do not fit. Gives how many."""
+    (folder / "plan.yaml").write_text(yaml.safe_dump(described))
+    author, wanted = RuleAuthor(), described["tuning"]["candidates"] + 2
+
+    def build(job: tuple[Any, str, Any]) -> None:
+        code, target, choice = job
+        program = parse_and_check(print_program(with_choice(code, choice)), filled=True).program
+        translated = translate(program, find_target(target))
+        if isinstance(translated, Translated):
+            compile_translated(translated, cache)
+
+    jobs = []
+    for spec, target in load_plan(folder / "plan.yaml").problems():
+        code = author.code(spec, target, author.sketch(spec, target))
+        tiles = ordered_choices(code, find_target(target), {})
+        jobs += [(code, target, choice) for choice in order_choices(tiles, tiles[0])[:wanted]]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(build, jobs))
+    return len(jobs)
+
+
+# -------------------------------------------------------------------------------------------------------------- sweeping
+
+
+def sweep(devices: str, described: dict[str, Any], folder: Path, cache: Path, limit_s: float) -> dict[str, Any]:
+    """Runs the plan on the devices that CUDA_VISIBLE_DEVICES names, as far as it comes in the time: its end and its rows."""
     folder.mkdir()
     (folder / "plan.yaml").write_text(yaml.safe_dump(described))
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": devices, "FARM_CACHE": str(folder / "cache")}
-    command = [
-        sys.executable,
-        "-m",
-        "farm",
-        "sweep",
-        str(folder / "plan.yaml"),
-        "--catalog",
-        str(folder / "catalog"),
-        "--json",
-        "--quiet",
-    ]
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": devices, "FARM_CACHE": str(cache)}
+    command = [sys.executable, "-m", "farm", "sweep", str(folder / "plan.yaml"), "--catalog", str(folder / "catalog")]
+    started, cut = time.time(), False
     with open(folder / "log", "w") as log:
-        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=log, text=True)
-        samples = list(_samples(process, folder / "cache" / "runs"))
-        told = process.communicate()[0]
-    if process.returncode:
+        process = subprocess.Popen([*command, "--json", "--quiet"], env=env, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            told = process.communicate(timeout=max(1.0, limit_s))[0]
+        except subprocess.TimeoutExpired:
+            cut = True
+            process.send_signal(signal.SIGTERM)
+            told = ended_or_killed(process)
+    if process.returncode and not cut:
         sys.exit(f"farm sweep on devices {devices}: exit {process.returncode}\n{(folder / 'log').read_text()[-2000:]}")
-    return {"summary": json.loads(told), "busy": busy_shares(samples), "catalog": str(folder / "catalog")}
-
-
-def _samples(process: subprocess.Popen[str], runs: Path) -> Iterator[tuple[float, list[dict[str, Any]]]]:
-    """(written at, devices) each time that the sweep rewrote its status file."""
-    last = 0.0
-    while process.poll() is None:
-        time.sleep(0.5)
-        for path in runs.glob("*.json"):
-            said = json.loads(path.read_text())
-            if said["written_at"] > last:
-                last = said["written_at"]
-                yield last, [d | {"for_s": last - said["started_at"]} for d in said["machine"].get("devices", [])]
-
-
-def busy_shares(samples: list[tuple[float, list[dict[str, Any]]]]) -> dict[str, float]:
-    """Of each GPU: seconds busy over seconds passed, between the first and the last moment that all had something in hand."""
-    at_work = [
-        (at, gpus)
-        for at, found in samples
-        if (gpus := [d for d in found if d["device"] != "cpu"]) and all(d["in_hand"] for d in gpus)
-    ]
-    if len(at_work) < 2:
-        return {}
-    (start, first), (end, last) = at_work[0], at_work[-1]
-    before = {d["device"]: d["busy_s"] for d in first}
-    return {d["device"]: round((d["busy_s"] - before[d["device"]]) / (end - start), 3) for d in last}
-
-
-def compare(one: str, all_of_them: str) -> dict[str, Any]:
-    """Times of the same attempts in both catalogs: the ratio of medians, and whether the spreads (20th to 80th) meet."""
-    a, b = ({row["attempt_key"]: row for row in store.open(uri).rows(COLUMNS).to_pylist()} for uri in (one, all_of_them))
-    both = [(a[key], b[key]) for key in sorted(a.keys() & b.keys()) if a[key]["p50_s"] and b[key]["p50_s"]]
-    ratios = [y["p50_s"] / x["p50_s"] for x, y in both]
-    apart = [f"{x['spec_name']} {x['tuning']}" for x, y in both if x["p20_s"] > y["p80_s"] or y["p20_s"] > x["p80_s"]]
-    verdicts = sum(a[key]["reason_code"] != b[key]["reason_code"] for key in a.keys() & b.keys())
+    rows = [row for row in store.open(str(folder / "catalog")).rows(COLUMNS).to_pylist() if row["gpu_s"] or row["p50_s"]]
+    summary = json.loads(told) if told.strip() else {}
     return {
-        "attempts": [len(a), len(b)], "in_both": len(a.keys() & b.keys()), "timed_in_both": len(both), "other_verdict": verdicts,
-        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)} if ratios else None,
-        "spreads_apart": apart,
+        "devices": devices.count(",") + 1, "wall_s": round(time.time() - started, 1), "stopped_by_limit": cut,
+        "by_reason": summary.get("by_reason"), **busy(rows, started), "spent_s": spent(rows), "rows": [plain(r) for r in rows],
     }  # fmt: skip
 
 
-def main() -> None:
+def ended_or_killed(process: subprocess.Popen[str]) -> str:
+    try:
+        return process.communicate(timeout=GRACE_S)[0]
+    except subprocess.TimeoutExpired:
+        process.kill()  # its guardian ends what it started
+        return process.communicate()[0]
+
+
+def plain(row: dict[str, Any]) -> dict[str, Any]:
+    """A row for the result file: where its seconds went, nothing of the machine's folders."""
+    known = row.pop("environment") or {}
+    known = json.loads(known) if isinstance(known, str) else known
+    phases = {"phases_s": known["phases_s"], "disturbed_before": known.get("disturbed_before")} if "phases_s" in known else {}
+    return row | {"created_at": row["created_at"].timestamp(), "uuid_hash": (row["uuid_hash"] or "")[:8]} | phases
+
+
+def busy(rows: Sequence[dict[str, Any]], started: float) -> dict[str, Any]:
+    """The share of time that each card had an attempt, in the steady part and from the sweep's start to its last row."""
+    worked: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for row in rows:
+        end = row["created_at"].timestamp()
+        worked[(row["uuid_hash"] or "cpu")[:8]].append((end - (row["gpu_s"] or device_seconds(row)), end))
+    if not worked:
+        return {}
+    first = max(min(start for start, _ in spans) for spans in worked.values())
+    last = min(max(end for _, end in spans) for spans in worked.values())
+    whole = max(end for spans in worked.values() for _, end in spans)
+    return {
+        "steady_s": round(last - first, 2),
+        "busy": {card: round(_within(spans, first, last) / max(1e-9, last - first), 4) for card, spans in sorted(worked.items())},
+        "busy_from_start": {card: round(_within(s, started, whole) / (whole - started), 4) for card, s in sorted(worked.items())},
+        "until_first_attempt_s": round(first - started, 2),
+        "attempts": {card: len(spans) for card, spans in sorted(worked.items())},
+    }
+
+
+def _within(spans: Sequence[tuple[float, float]], first: float, last: float) -> float:
+    return sum(max(0.0, min(end, last) - max(start, first)) for start, end in spans)
+
+
+def spent(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Mean seconds of an attempt by part."""
+    parts = ("compile_s", "verify_s", "measure_s", "again_s", "gpu_s", "queue_s")
+    return {part: round(statistics.fmean(row[part] or 0.0 for row in rows), 3) for part in parts} if rows else {}
+
+
+# ------------------------------------------------------------------------------------------------------------- comparing
+
+
+def compare(one: Sequence[dict[str, Any]], every: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Medians of the same attempts in both sweeps, all over one: on the same card, which shows how much a repetition differs, and
+    on another; and whether both chose the same kernel for each problem.
+    """
+    a, b = ({row["attempt_key"]: row for row in rows} for rows in (one, every))
+    both = [(a[key], b[key]) for key in sorted(a.keys() & b.keys())]
+    timed = [(x, y) for x, y in both if x["p50_s"] and y["p50_s"]]
+    same = [(x, y) for x, y in timed if x["uuid_hash"] == y["uuid_hash"]]
+    other = [(x, y) for x, y in timed if x["uuid_hash"] != y["uuid_hash"]]
+    best_one, best_all = fastest(one), fastest(every)
+    shared = sorted(best_one.keys() & best_all.keys())
+    return {
+        "in_both": len(both),
+        "other_verdict": sum(x["reason_code"] != y["reason_code"] for x, y in both),
+        "times_same_card": ratios([y["p50_s"] / x["p50_s"] for x, y in same]),
+        "times_other_card": ratios([y["p50_s"] / x["p50_s"] for x, y in other]),
+        "ratio_to_rival": ratios([y["ratio_p50"] / x["ratio_p50"] for x, y in timed if x["ratio_p50"] and y["ratio_p50"]]),
+        "same_best": [name for name in shared if best_one[name]["tuning"] == best_all[name]["tuning"]],
+        "other_best": [name for name in shared if best_one[name]["tuning"] != best_all[name]["tuning"]],
+    }
+
+
+def ratios(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
+        return None
+    found = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {"attempts": len(values)} | {name: round(value, 4) for name, value in found.items()}
+
+
+def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    best: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        if row["reason_code"] == "ok" and row["p50_s"] < best.get(row["spec_name"], {"p50_s": float("inf")})["p50_s"]:
+            best[row["spec_name"]] = row
+    return best
+
+
+# ------------------------------------------------------------------------------------------------------------------ main
+
+
+def options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seqlens", type=int, nargs="+", default=[2048, 4096])
+    parser.add_argument("--target", default="sm_90a", help="cpu: a trial without a GPU")
+    parser.add_argument("--dtype", default="bf16")
+    parser.add_argument("--seqlens", type=int, nargs="+", default=[2048])
     parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--candidates", type=int, default=4)
-    parser.add_argument("--measure-s", type=float, default=1.0)
+    parser.add_argument("--candidates", type=int, default=2)
+    parser.add_argument("--measure-s", type=float, default=0.5)
     parser.add_argument("--first", type=int, help="problems that one GPU is given, the first of the plan (default: all)")
+    parser.add_argument("--limit-s", type=float, default=1e6, help="for all; what has ended by then is compared")
+    parser.add_argument("--cache", type=Path, help="folder of binaries (default: a new one)")
+    parser.add_argument("--compile", action="store_true")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    gpus = [name.removeprefix("cuda:") for name in gpus_here()]
-    if not gpus:
-        sys.exit("gpu_farm: no GPU here; `farm doctor` says what is missing")
+    return parser.parse_args()
+
+
+def main() -> None:
+    args, started = options(), time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix="gpu-farm-"))
-    runs, whole = {}, plan(args)
+    cache, whole = args.cache or folder / "cache", plan(args)
+    if args.compile:
+        print(compile_ahead(whole, folder, cache), "binaries")
+        return
+    gpus = [name.removeprefix("cuda:") for name in gpus_here()]
+    if not gpus and args.target != "cpu":
+        sys.exit("gpu_farm: no GPU here; `farm doctor` says what is missing")
+    gpus = gpus if args.target != "cpu" else [""]
+    about = environment() | {"driver": driver_version() if args.target != "cpu" else None}
+    result: dict[str, Any] = {"gpus": len(gpus), "plan": whole, "environment": about}
     part = whole | {"specs": whole["specs"][: args.first]}
     for name, devices, described in (("all", ",".join(gpus), whole), ("one", gpus[0], part)):
-        runs[name] = sweep(devices, described, folder / name)
-        print(
-            f"{name}: {runs[name]['summary']['by_reason']}, {runs[name]['summary']['wall_s']:.0f} s, busy {runs[name]['busy']}",
-            flush=True,
-        )
-    result = {"gpus": len(gpus), **runs, "compared": compare(runs["one"]["catalog"], runs["all"]["catalog"])}
-    print(json.dumps(result["compared"], indent=1))
-    if args.out:
-        args.out.write_text(json.dumps(result, indent=1))
+        left = args.limit_s - (time.monotonic() - started) - GRACE_S
+        result[name] = found = sweep(devices, described, folder / name, cache, left)
+        told = {key: value for key, value in found.items() if key != "rows"}
+        print(name, json.dumps(told), flush=True)
+        if "one" in result:
+            result["compared"] = compare(result["one"]["rows"], result["all"]["rows"])
+            print(json.dumps(result["compared"], indent=1))
+        if args.out:
+            args.out.write_text(json.dumps(result, indent=1, default=str))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from generator.spec import AttentionSpec, spec_from_plain
 from verifier.records import REASONS
 
 #: Raised with every change of the columns; UPGRADES in catalog/upgrade.py says how to read older parts.
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 #: What a row says in one word. `failed`: the candidate is at fault. `not_run`: nobody is, and nothing was judged.
 STATUSES = ("ok", "failed", "unverified", "not_run")

@@ -86,8 +86,8 @@ class Built:
 
 
 def device_seconds(row: Row) -> float:
-    """How long an attempt had its device: judging and measuring."""
-    return (row.get("verify_s") or 0.0) + (row.get("measure_s") or 0.0)
+    """How long an attempt had its device: judging, measuring, and measuring again."""
+    return sum(row.get(part) or 0.0 for part in ("verify_s", "measure_s", "again_s"))
 
 
 def new_run_id() -> str:

@@ -16,7 +16,7 @@ COLUMNS = (
     "row_id", "spec_hash", "spec_name", "masks", "scores", "batch", "num_heads", "num_kv_heads", "seqlen_q", "seqlen_k",
     "head_dim", "head_dim_v", "dtype", "target", "device_name", "device_key", "author", "reason_code", "message", "p20_s",
     "p50_s", "p80_s", "baseline_name", "baseline_p50_s", "ratio_p50", "ratio_low", "ratio_high", "generation", "tuning",
-    "compile_s", "verify_s", "measure_s", "created_at", "revoked_at",
+    "compile_s", "verify_s", "measure_s", "again_s", "created_at", "revoked_at",
 )  # fmt: skip
 
 STYLE = """
@@ -111,7 +111,7 @@ def _endings(rows: list[Row]) -> list[str]:
 
 
 def _times(rows: list[Row]) -> list[str]:
-    sums = {name: sum(r[name] or 0.0 for r in rows) for name in ("compile_s", "verify_s", "measure_s")}
+    sums = {name: sum(r[name] or 0.0 for r in rows) for name in ("compile_s", "verify_s", "measure_s", "again_s")}
     cells = [(name.removesuffix("_s"), f"{total:.1f}") for name, total in sums.items()]
     return ["<h2>Where the time went</h2>", _table(("stage", "seconds"), cells, numbers={1})]
 

@@ -13,7 +13,7 @@ import contextlib
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from catalog.schema import make_row
 from farm import rows
 from farm.devices import LocalDevice, devices_here, local_device, slot_of
 from farm.foreign import Refused, read_source
-from farm.jobs import ASIDE, Built, Job, Row, Shop
+from farm.jobs import ASIDE, Built, Job, Row, Shop, device_seconds
 from farm.neighbours import strangers_on
 from farm.quiet import StillBusy, measuring, working
 from farm.variants import load_variants
@@ -44,8 +44,9 @@ from verifier.rates import ensure_rates
 from verifier.records import Binary, CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.selftest import ensure_selftest
 
-#: Verdicts of this process by (binary, spec): a later rung of a search measures the same bytes for longer.
-_VERDICTS: OrderedDict[tuple[str, str], Passed] = OrderedDict()
+#: Verdicts of this process by (binary, spec), with the attempt that asked first: a later rung of a search measures the same bytes
+#: for longer.
+_VERDICTS: OrderedDict[tuple[str, str], tuple[Passed, str]] = OrderedDict()
 _KEPT_VERDICTS = 256
 #: A sweep times beside our kernel only rivals that are at most so many times as slow as the fastest of them.
 NEAR = 1.5
@@ -89,6 +90,14 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
     """The binary judged and, when it passed, measured beside its rivals. Raises `farm.quiet.StillBusy` where somebody else keeps
     the device for longer than the shop waits; asked again, it goes on from the verdict.
     """
+    row = _proved(built, shop, device)
+    if device != "cpu":
+        row["gpu_s"] = (row["gpu_s"] or 0.0) + device_seconds(row)
+    return row
+
+
+def _proved(built: Built, shop: Shop, device: str) -> Row:
+    """As `prove`; gpu_s has what tools took that look at a kernel besides."""
     _know_variants(shop)
     job, columns = built.job, built.columns | dict(rows.device_columns(device))
     columns |= rows.of_borrowed(built.binary, find_target(job.target).isa, columns["device_name"])
@@ -106,7 +115,9 @@ def prove(built: Built, shop: Shop, device: str = "cpu") -> Row:
             started, strangers = time.monotonic(), strangers_on(device)
             result = _measured(binary, built, device)
             strangers |= strangers_on(device)
-            columns |= {"measure_s": time.monotonic() - started, "queue_s": columns.get("queue_s", 0.0) + started - asked}
+            again_s = result.environment["again_s"] if isinstance(result, Measurement) else result.again_s
+            columns |= {"measure_s": max(0.0, time.monotonic() - started - again_s), "again_s": again_s}
+            columns["queue_s"] = columns.get("queue_s", 0.0) + started - asked
         if job.profile and not job.source and isinstance(result, Measurement):  # foreign code runs in the sandbox only
             columns |= _profiled(binary, built, device, shop, columns)
         if strangers:
@@ -196,13 +207,16 @@ def _translated(job: Job) -> Translated | Refused:
 
 
 def _judged(binary: Binary, built: Built, device: str) -> Verdict:
-    """The verdict on these bytes for this problem; one that passed a moment ago in this process is not asked for again."""
+    """The verdict on these bytes for this problem; one that passed a moment ago in this process is not asked for again, and costs
+    another attempt nothing.
+    """
     key = (binary.hash, built.job.spec.hash)
     if (known := _VERDICTS.get(key)) is not None:
-        return known
+        verdict, asked_by = known
+        return verdict if asked_by == built.job.key else replace(verdict, verify_s=0.0)
     verdict = judge(binary, built.launch, built.job.spec, device=device)
     if isinstance(verdict, Passed):
-        _VERDICTS[key] = verdict
+        _VERDICTS[key] = verdict, built.job.key
         while len(_VERDICTS) > _KEPT_VERDICTS:
             _VERDICTS.popitem(last=False)
     return verdict
@@ -218,13 +232,23 @@ def _put_aside(job: Job, translated: Translated, binary: Binary) -> str:
     return f"{ASIDE}{why}" if why else ""
 
 
+@contextlib.contextmanager
+def _on_gpu(columns: dict[str, Any]) -> Iterator[None]:
+    """Its seconds go into the columns."""
+    started = time.monotonic()
+    try:
+        yield
+    finally:
+        columns["gpu_s"] = columns.get("gpu_s", 0.0) + time.monotonic() - started
+
+
 def _profiled(binary: Binary, built: Built, device: str, shop: Shop, columns: dict[str, Any]) -> dict[str, Any]:
     """What the kernel's warps wait for, among its resources; nothing on a CPU or without NVIDIA's profiler."""
     if device == "cpu":
         return {}
     from verifier.cuda_stalls import stalls_of
 
-    with working(slot_of(device), shop.slot_wait_s):
+    with working(slot_of(device), shop.slot_wait_s), _on_gpu(columns):
         found = stalls_of(binary, built.launch, built.job.spec, device)
     return {} if found is None else {"resources": columns["resources"] | {"stalls": to_plain(found)}}
 
@@ -237,7 +261,8 @@ def _sanitized(binary: Binary, built: Built, device: str, columns: dict[str, Any
     from verifier.cuda_sanitize import Clean, NoSanitizer, sanitize
 
     try:
-        found = sanitize(binary, built.launch, built.job.spec, device)
+        with _on_gpu(columns):
+            found = sanitize(binary, built.launch, built.job.spec, device)
     except NoSanitizer as error:
         columns["sanitizer"] = f"not run: {error}"
         return None

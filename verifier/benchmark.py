@@ -13,7 +13,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from generator.binding import bind
 from generator.spec import AttentionSpec
@@ -108,10 +108,11 @@ def settled(once: Callable[[], Measurement | Failed], say: Progress, wait: Calla
     A disturbed sample is taken again after `wait`, which returns on a quieter machine or gives up; a result above the machine's
     own matrix product, once more. What the child does wrong is a Failed at once.
     """
-    started = time.monotonic()
+    started = last = time.monotonic()
     disturbed_before, too_fast_before = 0, False
     try:
         while True:
+            last = time.monotonic()
             match result := once():
                 case Failed(reason="throttled") if disturbed_before < DISTURBED_TRIES - 1:
                     disturbed_before += 1
@@ -121,14 +122,14 @@ def settled(once: Callable[[], Measurement | Failed], say: Progress, wait: Calla
                     too_fast_before = True
                     say("faster than this machine's matrix product: measured again")
                 case Measurement():
-                    result.environment["disturbed_before"] = disturbed_before
+                    result.environment.update(disturbed_before=disturbed_before, again_s=last - started)
                     return result
                 case Failed():
-                    return result
+                    return replace(result, again_s=last - started)
     except Refused as refused:
-        return Failed(refused.reason, refused.witness, time.monotonic() - started)
+        return Failed(refused.reason, refused.witness, time.monotonic() - started, last - started)
     except CannotStart as error:
-        return Failed("crash", Witness("load", str(error)), time.monotonic() - started)
+        return Failed("crash", Witness("load", str(error)), time.monotonic() - started, last - started)
 
 
 def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:

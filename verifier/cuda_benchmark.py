@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import statistics
 import time
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -19,11 +20,11 @@ from generator.gpus import card_named
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
 from verifier.benchmark import Patience, Progress, disturbed, implausible, near, ratio_interval, settled, stable, timing_of
-from verifier.cuda_rivals import EAGER, GROUPS, MASKED, NAMES
-from verifier.cuda_timing import CudaTimingSandbox, CudaWorkload, Started
+from verifier.cuda_rivals import EAGER, GROUPS, MASKED, NAMES, OUT_OF_MEMORY
+from verifier.cuda_timing import CudaTimingSandbox, CudaWorkload, Known, Started
 from verifier.environment import environment
 from verifier.flex_rival import FLEX
-from verifier.gpu import HARD_REASONS, Conditions, conditions_of, use_of
+from verifier.gpu import HARD_REASONS, Conditions, conditions_of, use_of, uuid_of
 from verifier.judge import read_binary
 from verifier.physics import Work, gpu_floor_s, sampled_work
 from verifier.records import Binary, Failed, Measurement, Timing, Witness
@@ -69,6 +70,32 @@ class Watch:
             "before": asdict(self.before), "after": asdict(self.now), "reasons": sorted(self.reasons),
             "slowest_sm_mhz": self.slowest_mhz, "clock_lock": "not locked: the device is measured as it is found",
         }  # fmt: skip
+
+
+@dataclass(slots=True)
+class Laps:
+    """Where a measurement's seconds go: name -> seconds since the lap before."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = field(default_factory=time.monotonic)
+
+    def end(self, name: str) -> None:
+        now = time.monotonic()
+        self.seconds[name], self._last = round(now - self._last, 4), now
+
+
+#: (UUID, spec, rivals, near) -> what is known of the rivals there.
+_KNOWN: OrderedDict[tuple[str, str, tuple[str, ...], float], Known] = OrderedDict()
+KEPT_KNOWN = 64
+
+
+def known_of(device: str, spec: AttentionSpec, rivals: tuple[str, ...], most: float) -> Known:
+    """What earlier measurements of this process found there."""
+    key = (uuid_of(device), spec.hash, rivals, most)
+    _KNOWN[key] = found = _KNOWN.pop(key, None) or Known()
+    while len(_KNOWN) > KEPT_KNOWN:
+        _KNOWN.popitem(last=False)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,23 +145,29 @@ def measure_cuda(
 
 
 def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
-    before, others = environment(), use_of(job.device).processes
-    watch = Watch.start(job.device)
+    before, others, laps = environment(), use_of(job.device).processes, Laps()
+    watch, known = Watch.start(job.device), known_of(job.device, job.spec, job.rivals, job.patience.near)
     job.say("rivals alone")
     with CudaTimingSandbox(job.data, job.launch, job.spec, job.device) as sandbox:
+        laps.end("child")
         workload = CudaWorkload(sandbox, seed)
-        start = workload.start_rivals(job.rivals)
+        laps.end("buffers")
+        start = workload.start_rivals(job.rivals, known)
         alone = {name: statistics.median(workload.time_batch(name) for _ in range(3)) for name in start.seconds}
         unsupported = dict(start.unsupported)
         names = near(list(start.seconds), alone, job.patience.near, unsupported)
+        laps.end("rivals")
         loaded = workload.load_candidate()
         fastest = min([float(loaded["seconds"]), *(alone[name] for name in names)])
         without_graph = workload.choose_batch(fastest)
+        laps.end("candidate")
         job.say("alternating")
         samples = _rounds(job, workload, names, watch)
+        laps.end("rounds")
         job.say("warm caches, and this process's clock")
         warm = {name: workload.steady(name, statistics.median(samples[name])) for name in (OURS, *names)}
         watch.look()
+        laps.end("warm")
         facts = {
             **before,
             "device_facts": sandbox.facts,
@@ -146,8 +179,15 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
             "sets": workload.sets,
         }
         work = sampled_work(job.spec, workload.captured)
+    laps.end("end")
+    facts["phases_s"] = laps.seconds
     facts |= _facts(start, watch, work, alone, warm, others, samples)
-    return _result(job, samples, unsupported, work, alone, warm[OURS][1], facts, watch)
+    result = _result(job, samples, unsupported, work, alone, warm[OURS][1], facts, watch)
+    if isinstance(result, Measurement):  # another run may have been disturbed when it called a rival slow
+        known.out |= {name: why for name, why in unsupported.items() if why != OUT_OF_MEMORY}
+    if facts["above_matmul_rate"]:
+        known.rates = None
+    return result
 
 
 def _rounds(job: _Job, workload: CudaWorkload, names: Sequence[str], watch: Watch) -> dict[str, list[float]]:
@@ -189,10 +229,10 @@ def _facts(
         "warm_s": {name: seconds for name, (seconds, _) in warm.items()},
         "wall_over_device": {name: ratio for name, (_, ratio) in warm.items()},
         "rivals_alone_s": alone,
-        "matmul_flops": start.matmul_flops,
-        "copy_bytes_per_s": start.copy_bytes_per_s,
-        "empty_batch_s": start.empty_s,
-        "above_matmul_rate": work.flops / ours_s > ABOVE_MATMUL * start.matmul_flops,
+        "matmul_flops": start.rates.matmul_flops,
+        "copy_bytes_per_s": start.rates.copy_bytes_per_s,
+        "empty_batch_s": start.rates.empty_s,
+        "above_matmul_rate": work.flops / ours_s > ABOVE_MATMUL * start.rates.matmul_flops,
         "flops": work.flops,
         "bytes": work.num_bytes,
         "flops_per_s": work.flops / ours_s,

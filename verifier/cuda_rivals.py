@@ -26,6 +26,8 @@ BACKENDS = {
 }
 MASKED, EAGER = "torch sdpa with a mask", "torch eager"
 NAMES = (*BACKENDS, MASKED, EAGER, FLEX)
+#: Said of a rival for which the device had no room: another time it may have.
+OUT_OF_MEMORY = "out of memory"
 #: What a plan's `rivals` may name -> contestants here.
 GROUPS = {"torch-sdpa": (*BACKENDS, MASKED), "torch-eager": (EAGER,), "flex-attention": (FLEX,)}
 

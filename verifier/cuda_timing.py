@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from torch import Tensor
@@ -65,16 +65,35 @@ class CudaTimingSandbox(CudaSandbox):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """What the rivals say before the candidate is there: seconds of a call of those that take part, why others do not, and the
-    device's rates. empty_s: what events take around nothing.
+class Rates:
+    """Of a device, as torch has them: operations of a matrix product and bytes of a copy in a second. empty_s: what events take
+    around nothing.
     """
 
-    seconds: dict[str, float]
-    unsupported: dict[str, str]
     matmul_flops: float
     copy_bytes_per_s: float
     empty_s: float
+
+
+@dataclass(slots=True)
+class Known:
+    """What earlier children of this process found for a spec on a device, so that it is not found again for each candidate.
+
+    out: rivals that take no part, with the reason. right: those whose answer was compared with float64.
+    """
+
+    out: dict[str, str] = field(default_factory=dict)
+    right: set[str] = field(default_factory=set)
+    rates: Rates | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What the rivals say before the candidate is there: seconds of a call of those that take part, why others do not."""
+
+    seconds: dict[str, float]
+    unsupported: dict[str, str]
+    rates: Rates
 
 
 class CudaWorkload:
@@ -116,22 +135,24 @@ class CudaWorkload:
     def _roles(self) -> dict[str, str]:
         return {t.name: t.name if t.role == "captured" else t.role for t in self._binding.tensors}
 
-    def start_rivals(self, names: tuple[str, ...]) -> Started:
-        """Each rival's answer is checked once; one that computes something else is no rival."""
-        self.fresh_values(keep=0)
-        expected = _loose(self._expected())
-        facts = self._sandbox.must({"do": "rivals", "names": names}, RIVALS_S).facts
-        seconds, unsupported = dict(facts["seconds"]), dict(facts["unsupported"])
-        for name in tuple(seconds):
-            self._sandbox.must({"do": "answer", "who": name, "set": 0}, 60)
-            finding = check_outputs(replace(self._outputs(), lse=None, unwritten={}), expected)
-            if finding is not None:
-                del seconds[name]
-                unsupported[name] = f"gives another answer: {finding.witness.message}"
+    def start_rivals(self, names: tuple[str, ...], known: Known) -> Started:
+        """Each rival's answer is checked once for a spec; one that computes something else is no rival."""
+        wanted = [name for name in names if name not in known.out]
+        facts = self._sandbox.must({"do": "rivals", "names": wanted, "rates": known.rates is None}, RIVALS_S).facts
+        seconds, unsupported = dict(facts["seconds"]), {n: known.out[n] for n in names if n in known.out} | facts["unsupported"]
+        if unchecked := [name for name in seconds if name not in known.right]:
+            self.fresh_values(keep=0)
+            expected = _loose(self._expected())
+            for name in unchecked:
+                self._sandbox.must({"do": "answer", "who": name, "set": 0}, 60)
+                finding = check_outputs(replace(self._outputs(), lse=None, unwritten={}), expected)
+                if finding is not None:
+                    del seconds[name]
+                    unsupported[name] = f"gives another answer: {finding.witness.message}"
+        known.right |= seconds.keys()
+        known.rates = known.rates or Rates(*(float(facts[f.name]) for f in fields(Rates)))
         self._rival = min(seconds, key=lambda name: seconds[name], default="")
-        return Started(
-            seconds, unsupported, float(facts["matmul_flops"]), float(facts["copy_bytes_per_s"]), float(facts["empty_s"])
-        )
+        return Started(seconds, unsupported, known.rates)
 
     def load_candidate(self) -> dict[str, Any]:
         """From here on the candidate is in the child. Gives seconds of a call, and the function's attributes."""

@@ -22,7 +22,7 @@ from torch import Tensor
 from generator.spec import AttentionSpec, spec_from_plain
 from verifier.arena import DTYPES, POISON
 from verifier.cuda_child import CudaChild, DeviceRoom, fence, load, open_device, say, told_by
-from verifier.cuda_rivals import prepare_cuda
+from verifier.cuda_rivals import OUT_OF_MEMORY, prepare_cuda
 from verifier.rivals import Unsupported
 from verifier.sandbox_child import read_all
 
@@ -128,7 +128,7 @@ class CudaTimingChild(CudaChild):
             case "values":
                 return self._values(question["seed"], question["keep"])
             case "rivals":
-                return self._make_rivals(tuple(question["names"]))
+                return self._make_rivals(tuple(question["names"]), question["rates"])
             case "candidate":
                 return self._make_candidate(question)
             case "batch":
@@ -162,8 +162,8 @@ class CudaTimingChild(CudaChild):
         torch.cuda.synchronize()
         return {}
 
-    def _make_rivals(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Each made, run and warm; seconds of one call, or why it takes no part."""
+    def _make_rivals(self, names: tuple[str, ...], rates: bool) -> dict[str, Any]:
+        """Each made, run and warm; seconds of one call, or why it takes no part. rates: of this device are measured as well."""
         seconds, why_not = {}, {}
         for name in names:
             try:
@@ -175,14 +175,14 @@ class CudaTimingChild(CudaChild):
                 self._contestants[name] = Contestant(lambda index, rival=rival: rival(*self.buffers.qkv(index)))
                 seconds[name] = self._estimate(name)
             except torch.OutOfMemoryError:
-                why_not[name] = "out of memory"
+                why_not[name] = OUT_OF_MEMORY
             except Exception as error:  # a rival that cannot run is a result, whatever it says
                 why_not[name] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
             if name in why_not:
                 self._contestants.pop(name, None)
                 torch.cuda.synchronize()
                 torch.cuda.empty_cache()
-        return {"seconds": seconds, "unsupported": why_not, **self._machine_rates()}
+        return {"seconds": seconds, "unsupported": why_not, **(self._machine_rates() if rates else {})}
 
     def _make_candidate(self, question: dict[str, Any]) -> dict[str, Any]:
         """The kernel on every set's buffers, arguments packed once."""

@@ -108,9 +108,12 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """again_s: of a measurement, as in `Measurement.environment`."""
+
     reason: str
     witness: Witness
     verify_s: float = 0.0
+    again_s: float = field(default=0.0, compare=False)
 
     def __post_init__(self) -> None:
         assert self.reason in REASONS and self.reason != "ok", self.reason
@@ -147,6 +150,7 @@ class Measurement:
     """A candidate timed beside its rivals in one run, calls alternating.
 
     ratio_p50: rival's time over ours, of the best rival; above 1 we win. floor_s: below this the device's physics is broken.
+    environment: `again_s` of it are seconds of measurements that were not believed and made again, and of waiting before that.
     """
 
     method: str

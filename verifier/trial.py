@@ -88,7 +88,11 @@ class _OneThread:
 one_thread = _OneThread()
 
 
-@functools.lru_cache(maxsize=4)
+#: Specs whose inputs are kept: a sweep goes through several at a time, and inputs take seconds to make and some 50 MiB to keep.
+KEPT_TRIALS = 16
+
+
+@functools.lru_cache(maxsize=KEPT_TRIALS)
 def trials_for(spec: AttentionSpec, seed: int | None = None) -> Trials:
     """The proved inputs of a spec. Without a seed: a fresh one, kept for this process. Raises WeakSuite, SpecError."""
     seed = fresh_seed() if seed is None else seed

@@ -2,6 +2,7 @@
 
 import os
 import random
+import time
 
 import pytest
 import torch
@@ -152,13 +153,14 @@ def test_a_disturbed_measurement_waits_says_so_and_is_made_again():
         "m", Timing("ours", (1.0,), 1.0, 1.0, 1.0), (), {}, "", 0.0, 0.0, 0.0, 0.0, 1.0, 1, {"above_matmul_rate": False}
     )
     assert (
-        benchmark.settled(disturbed_once_then(good), said.append, lambda: waits.append(1)) is good
+        benchmark.settled(disturbed_once_then(good), said.append, lambda: waits.append(1) or time.sleep(0.02)) is good
         and good.environment["disturbed_before"] == 1
     )
+    assert good.environment["again_s"] >= 0.02, "what was not believed, and the waiting, is told apart"
     assert waits == [1] and "disturbed (slow): measured again" in said[0]
     failed = Failed("throttled", benchmark.Witness("rivals alone", "slow"))
     tries = []
-    assert benchmark.settled(lambda: tries.append(1) or failed, said.append, lambda: None) is failed
+    assert benchmark.settled(lambda: tries.append(1) or failed, said.append, lambda: None) == failed
     assert len(tries) == benchmark.DISTURBED_TRIES, "a kernel that slows its rivals down is never given a time"
 
 

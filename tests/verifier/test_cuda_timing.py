@@ -54,6 +54,34 @@ def test_a_good_kernel_is_timed_beside_those_that_can(fake_child: FakeNvml, tmp_
     assert facts["graphs"] is bool(facts["without_graph"]), "the stand-in has no graphs"
 
 
+def test_what_is_known_of_rivals_is_not_found_again(
+    fake_child: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are compared with float64 and rates measured once; who is too slow sits out, with the reason of the first time."""
+    asked: list[dict[str, object]] = []
+    must = CudaTimingSandbox.must
+    monkeypatch.setattr(
+        CudaTimingSandbox, "must", lambda self, question, limit: asked.append(question) or must(self, question, limit)
+    )
+    monkeypatch.setattr(cuda_benchmark, "_KNOWN", type(cuda_benchmark._KNOWN)())
+    binary, launch = fake_binary("good", tmp_path)
+
+    def once() -> tuple[Measurement, list[dict[str, object]]]:
+        asked.clear()
+        result = measure_cuda(binary, launch, HALF, patience=replace(QUICK, near=1.0), rivals=RIVALS, seed=3)
+        assert isinstance(result, Measurement), result
+        return result, [q for q in asked if q["do"] in ("rivals", "answer")]
+
+    first, found = once()
+    assert found[0]["rates"] and len(found) > 1 and len(first.rivals) == 1
+    second, again = once()
+    assert [(q["do"], q["names"], q["rates"]) for q in again] == [("rivals", [first.rivals[0].name], False)]
+    assert [r.name for r in second.rivals] == [r.name for r in first.rivals] and second.unsupported == first.unsupported
+    assert second.environment["matmul_flops"] == first.environment["matmul_flops"]
+    phases = second.environment["phases_s"]
+    assert list(phases) == ["child", "buffers", "rivals", "candidate", "rounds", "warm", "end"] and min(phases.values()) >= 0
+
+
 @pytest.mark.parametrize(
     ("trap", "reason"), [("partial", "unwritten_output"), ("mutates_inputs", "mutates_inputs"), ("wrong_scale", "wrong_value")]
 )
