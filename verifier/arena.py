@@ -19,6 +19,7 @@ from torch import Tensor
 GUARD_BYTES = 64 << 10
 #: Two bytes that read as a NaN in f32, f16 and bf16 and as a huge number in i32; an output that still holds them was not written.
 POISON = 0x7FA5
+POISONED_WORD = np.uint64(POISON * 0x0001_0001_0001_0001)
 DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}
 
 #: Where tensors with far strides are mapped: nothing else lies within terabytes of it.
@@ -181,7 +182,7 @@ class Arena:
 
     def poison(self) -> None:
         """Everything: guards, gaps between elements, outputs, inputs."""
-        self.bytes.view(np.uint16)[:] = POISON
+        self.bytes.view(np.uint64)[:] = POISONED_WORD
 
     def poison_outputs(self) -> None:
         for slot in self.slots:
@@ -190,7 +191,7 @@ class Arena:
 
     def poison_output(self, name: str) -> None:
         first, last = self._extents[name]
-        self.bytes[first:last].view(np.uint16)[:] = POISON
+        self.bytes[first:last].view(np.uint64)[:] = POISONED_WORD
 
     def seal(self) -> None:
         """Keep private copies of the inputs, to see later whether a candidate changed them."""
@@ -203,7 +204,7 @@ class Arena:
     def mutated(self) -> Trespass | None:
         """The first input whose elements are not what they were when sealed."""
         for slot in self.slots:
-            if not slot.written and not np.array_equal(now := self._extent_bytes(slot), self._sealed[slot.name]):
+            if not slot.written and not _same(now := self._extent_bytes(slot), self._sealed[slot.name]):
                 return self._trespass(slot, np.flatnonzero(now != self._sealed[slot.name]))
         return None
 
@@ -214,9 +215,8 @@ class Arena:
                 continue
             outside = self._extent_bytes(slot).copy()
             self._view_in(slot, outside).fill_(_poison_value(slot.dtype))
-            changed = np.flatnonzero(outside.view(np.uint16) != POISON)
-            if changed.size:
-                return self._trespass(slot, changed * 2)
+            if (outside.view(np.uint64) != POISONED_WORD).any():
+                return self._trespass(slot, 2 * np.flatnonzero(outside.view(np.uint16) != POISON))
         return None
 
     def _view_in(self, slot: Slot, extent: np.ndarray) -> Tensor:
@@ -244,6 +244,11 @@ class Arena:
 
 
 _INTEGERS = {2: np.int16, 4: np.int32}
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Byte for byte; extents are whole pages."""
+    return bool((a.view(np.uint64) == b.view(np.uint64)).all())
 
 
 def _poison_value(dtype: str) -> int:

@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from torch import Tensor
-
-from generator.binding import Binding, bind, rule_tensors
+from generator.binding import Binding, bind
 from generator.canonical import to_plain
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
@@ -23,6 +21,7 @@ from verifier.cuda_sandbox import CudaSandbox
 from verifier.flex_rival import compiler_environment
 from verifier.inputs import Case, call_view, fresh_seed, slots_of
 from verifier.launch import check_call
+from verifier.oracle import Pairs, heads_of
 from verifier.records import Witness
 from verifier.sandbox import CallTensor, Ran, SandboxLimits
 from verifier.timing import CHECK_ELEMENTS, Refused, aligned, came_back, workload_captured
@@ -34,7 +33,9 @@ MAX_SETS_BYTES = 4 << 30
 SHORT_S = 200e-6
 BATCH_S = 1e-3
 MAX_CALLS = 32
-#: With more elements than this, one key head of one sequence is compared with float64, and the whole with a rival.
+#: Key heads of sequences that are compared with float64 where a rival answers for the whole, and scores that this may cost.
+CHECKED_PAIRS, CHECKED_SCORES = 4, 1 << 19
+#: With more elements than this it is as many without a rival, too.
 LARGE_ELEMENTS = 1 << 24
 #: How far, in relative norm of a head, our answer may lie from a rival's: both round to 8 or 11 bits.
 FAR_FROM_RIVAL = {"bf16": 0.05, "fp16": 0.02, "fp32": 0.02}
@@ -142,10 +143,11 @@ class CudaWorkload:
         seconds, unsupported = dict(facts["seconds"]), {n: known.out[n] for n in names if n in known.out} | facts["unsupported"]
         if unchecked := [name for name in seconds if name not in known.right]:
             self.fresh_values(keep=0)
-            expected = _loose(self._expected())
+            pairs = self._some_pairs()
+            expected = _loose(self._expected(pairs))
             for name in unchecked:
                 self._sandbox.must({"do": "answer", "who": name, "set": 0}, 60)
-                finding = check_outputs(replace(self._outputs(), lse=None, unwritten={}), expected)
+                finding = check_outputs(replace(self._outputs(pairs), lse=None, unwritten={}), expected)
                 if finding is not None:
                     del seconds[name]
                     unsupported[name] = f"gives another answer: {finding.witness.message}"
@@ -212,7 +214,8 @@ class CudaWorkload:
         if (changed := self._arena.mutated()) is not None:
             message = f"{changed.num_bytes} bytes of the input {changed.tensor} were changed, the first {changed.where}"
             raise Refused("mutates_inputs", Witness("inputs", message, "timed call"))
-        finding = check_outputs(self._outputs(), self._expected())
+        pairs = self._some_pairs() if self._rival or self._is_large else None
+        finding = check_outputs(self._outputs(pairs), self._expected(pairs))
         if finding is not None:
             raise Refused(finding.reason, finding.witness)
         if self._rival:
@@ -227,40 +230,30 @@ class CudaWorkload:
             raise Refused("wrong_value", Witness("rival", message, "timed call"))
 
     @property
-    def _compared(self) -> AttentionSpec:
-        """The part of the call that is compared with float64."""
+    def _is_large(self) -> bool:
         spec = self.spec
-        elements = spec.batch * spec.num_kv_heads * spec.seqlen_k * (spec.head_dim + spec.head_dim_v)
-        if elements <= LARGE_ELEMENTS:
-            return spec
-        part = spec.with_shape(batch=1, num_heads=spec.group, num_kv_heads=1)
-        return replace(part, softmax_scale=spec.scale)
+        return spec.batch * spec.num_kv_heads * spec.seqlen_k * (spec.head_dim + spec.head_dim_v) > LARGE_ELEMENTS
 
-    def _outputs(self) -> Outputs:
-        part, views = self._compared, self._arena.views
-        named = {t.role: views[t.name][: part.batch, : part.num_heads] for t in self._binding.tensors if t.written}
+    def _some_pairs(self) -> Pairs:
+        """(sequence, key head) that are compared with float64, drawn anew each time."""
+        every = [(b, h) for b in range(self.spec.batch) for h in range(self.spec.num_kv_heads)]
+        return sorted(self._random.sample(every, min(CHECKED_PAIRS, len(every))))
+
+    def _outputs(self, pairs: Pairs | None) -> Outputs:
+        views, spec = self._arena.views, self.spec
+        named = {t.role: heads_of(views[t.name], spec, pairs) for t in self._binding.tensors if t.written}
         return Outputs(named["o"], named.get("lse"), {})
 
-    def _expected(self) -> Expected:
+    def _expected(self, pairs: Pairs | None) -> Expected:
         """From what lies in the arena: the values that the candidate was given."""
-        part = self._compared
-        heads = {"q": part.num_heads, "k": part.num_kv_heads, "v": part.num_kv_heads}
-        views = self._arena.views
-        values = {t.role: views[t.name][: part.batch, : heads[t.role]].clone() for t in self._binding.tensors if t.role in heads}
-        rows = max(4, CHECK_ELEMENTS // max(1, part.batch * part.num_heads * part.seqlen_k))
-        chosen = Case("timed call", part, rows=rows, seed=self._random.randrange(1 << 40)).row_indices()
+        spec, views = self.spec, self._arena.views
+        values = {t.role: views[t.name] for t in self._binding.tensors if t.role in ("q", "k", "v")}
+        num_pairs, scores = (spec.batch * spec.num_kv_heads, CHECK_ELEMENTS) if pairs is None else (len(pairs), CHECKED_SCORES)
+        rows = max(4, scores // max(1, num_pairs * spec.group * spec.seqlen_k))
+        chosen = Case("timed call", spec, rows=rows, seed=self._random.randrange(1 << 40)).row_indices()
+        name = "timed call" if pairs is None else f"timed call, at (sequence, key head) {', '.join(map(str, pairs))}"
         with one_thread():
-            return expectation("timed call", part, values | part_of_captured(self.spec, self.captured, part), chosen)
-
-
-def part_of_captured(spec: AttentionSpec, captured: Mapping[str, Tensor], part: AttentionSpec) -> dict[str, Tensor]:
-    """Captured tensors of a call cut to its first sequences and heads."""
-    out = {}
-    for name, rule in rule_tensors(spec).items():
-        batch, heads = slice(part.batch), slice(part.num_heads)
-        cuts = {"b": batch, "Batch": batch, "h": heads, "Heads": heads, "KvHeads": slice(part.num_kv_heads)}
-        out[name] = captured[name][tuple(cuts.get(axis, slice(None)) for axis in rule.offset + rule.shape)]
-    return out
+            return expectation(name, spec, values | self.captured, chosen, pairs)
 
 
 def _loose(expected: Expected) -> Expected:

@@ -10,7 +10,8 @@ A user's rule registers its dense reference with `register_mask` or `register_sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,8 +178,22 @@ class Reference:
     magnitude: Tensor
 
 
-def attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor | None = None) -> Reference:
-    """The float64 answer for the query rows asked for (all by default), R of them, in order.
+#: Some (sequence, key head) of a call. What is given for them has their number for B, and the heads of a group for H.
+Pairs = Sequence[tuple[int, int]]
+
+
+def heads_of(x: Tensor, spec: AttentionSpec, pairs: Pairs | None) -> Tensor:
+    """Of x (B, H, ...), the heads of the pairs (n, G, ...); all of it for None."""
+    if pairs is None:
+        return x
+    batch, kv_head = zip(*pairs, strict=True)
+    return x.unflatten(1, (spec.num_kv_heads, spec.group))[list(batch), list(kv_head)]
+
+
+def attention(
+    spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor | None = None, pairs: Pairs | None = None
+) -> Reference:
+    """The float64 answer for the query rows asked for (all by default), R of them, in order; of some pairs, or of all.
 
     tensors: "q" (B, H, Sq, D), "k" (B, Hkv, Sk, D), "v" (B, Hkv, Sk, Dv) of any dtype and strides, and the captured ones by name.
     What lies beyond a sequence's own length (KvLen) is never read. Raises SpecError for a rule without a reference.
@@ -189,10 +204,10 @@ def attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor |
     shape = (spec.batch, spec.num_heads, len(rows))
     out, magnitude = (torch.zeros(*shape, spec.head_dim_v, dtype=torch.float64) for _ in range(2))
     lse = torch.full(shape, -torch.inf, dtype=torch.float64)
-    for block, at in blocks(spec, tensors, rows):
+    for block, at in blocks(spec, tensors, rows, pairs):
         where = (block.batch, block.heads.flatten(), at)
         out[where], lse[where], magnitude[where] = _attend(block, tensors)
-    return Reference(out, lse, magnitude)
+    return Reference(*(heads_of(x, spec, pairs) for x in (out, lse, magnitude)))
 
 
 def visible(block: Block) -> Tensor:
@@ -212,15 +227,17 @@ def visible_pairs(spec: AttentionSpec, tensors: Mapping[str, Tensor]) -> int:
     return pairs
 
 
-def blocks(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor) -> Iterator[tuple[Block, slice]]:
-    """All (batch entry, key/value head, some rows) in turn; the slice says which of `rows` they are."""
+def blocks(
+    spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, pairs: Pairs | None = None
+) -> Iterator[tuple[Block, slice]]:
+    """All (batch entry, key/value head, some rows) in turn, or those of some pairs; the slice says which of `rows` they are."""
     keys = torch.arange(spec.seqlen_k).view(1, 1, -1)
     step = max(1, BLOCK_ELEMENTS // max(1, spec.seqlen_k * spec.group))
-    for batch in range(spec.batch):
-        for kv_head in range(spec.num_kv_heads):
-            for start in range(0, len(rows), step):
-                at = slice(start, start + step)
-                yield Block(spec, batch, kv_head, rows[at].view(1, -1, 1), keys, tensors), at
+    every = itertools.product(range(spec.batch), range(spec.num_kv_heads))
+    for batch, kv_head in every if pairs is None else pairs:
+        for start in range(0, len(rows), step):
+            at = slice(start, start + step)
+            yield Block(spec, batch, kv_head, rows[at].view(1, -1, 1), keys, tensors), at
 
 
 def _attend(block: Block, tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:

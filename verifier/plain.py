@@ -31,7 +31,9 @@ BELOW_FLOAT32 = (1 << 29) - 1
 Product = Callable[[Tensor, Tensor], Tensor]
 
 
-def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, order: int = 0) -> tuple[Tensor, Tensor]:
+def plain_attention(
+    spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, order: int = 0, pairs: oracle.Pairs | None = None
+) -> tuple[Tensor, Tensor]:
     """Whole rows of scores, softmax, product.
 
     order 0: sums one after another, as a loop over them has it, which rounds most; 1: as torch sums them; CUT_ORDER: rounded
@@ -39,7 +41,7 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
     Order 0 refers the exponentials to each row's maximum, whose weight is then 1 and needs no rounding; the others to any number
     up to `FARTHEST_REFERENCE` below, so that the largest weight is rounded like the rest, as it is wherever a running maximum
     stays behind or the product of maximum and scale is rounded.
-    Returns O in the spec's dtype (B, H, R, Dv) and LSE (B, H, R) in float32.
+    Returns O in the spec's dtype (B, H, R, Dv) and LSE (B, H, R) in float32; of some pairs, as `oracle.heads_of` has them.
     """
     dtype = DTYPES[TL_DTYPES[spec.dtype]]
     out = torch.zeros(spec.batch, spec.num_heads, len(rows), spec.head_dim_v, dtype=dtype)
@@ -49,7 +51,7 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
     if order > 1:
         dims, keys = dims[torch.randperm(len(dims), generator=shuffle)], keys[torch.randperm(len(keys), generator=shuffle)]
     product = {0: one_by_one, CUT_ORDER: cut_off}.get(order, torch.matmul)
-    for bundle in _bundles(oracle.blocks(spec, tensors, rows), spec):
+    for bundle in _bundles(oracle.blocks(spec, tensors, rows, pairs), spec):
         weighed, places = [], []
         for block, at in bundle:
             where = (block.batch, block.heads.flatten(), at)
@@ -60,7 +62,7 @@ def plain_attention(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Te
         for where, one, sums in zip(places, weighed, _summed(weighed, product), strict=True):
             out[where] = torch.where(one.total > 0, sums.view(*one.total.shape[:2], -1) / one.total, 0).to(dtype)
             lse[where] = one.lse
-    return out, lse
+    return oracle.heads_of(out, spec, pairs), oracle.heads_of(lse, spec, pairs)
 
 
 @dataclass(frozen=True, slots=True)

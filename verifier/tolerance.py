@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from generator.spec import AttentionSpec
-from verifier.oracle import Reference
+from verifier.oracle import Pairs, Reference
 from verifier.plain import CUT_ORDER, plain_attention
 
 #: Changes whenever the rule does; stored with a verdict.
@@ -82,12 +82,14 @@ def limits(trusted: Errors, reference: Reference, dtype: torch.dtype) -> Errors:
     )
 
 
-def plain_errors(spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, reference: Reference) -> Errors:
-    """The worst errors of the plain implementation over its orders of summation."""
+def plain_errors(
+    spec: AttentionSpec, tensors: Mapping[str, Tensor], rows: Tensor, reference: Reference, pairs: Pairs | None = None
+) -> Errors:
+    """The worst errors of the plain implementation over its orders of summation. reference: of the same rows and pairs."""
     worst = Errors(0, 0, 0, 0, 0)
-    num_rows = max(1, spec.batch * spec.num_heads * len(rows))
+    num_rows = max(1, reference.lse.numel())
     enough = min(MOST_ORDERS, ENOUGH_ROWS // num_rows, ENOUGH_SCORES // (num_rows * max(1, spec.seqlen_k)))
     cut = () if spec.dtype == "fp32" else (CUT_ORDER,)
     for order in (*range(max(FEWEST_ORDERS, enough)), *cut):
-        worst = worst.worst(errors(*plain_attention(spec, tensors, rows, order), reference))
+        worst = worst.worst(errors(*plain_attention(spec, tensors, rows, order, pairs), reference))
     return worst

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,6 +20,7 @@ from generator.spec import TL_DTYPES, AttentionSpec, SpecError
 from verifier import oracle
 from verifier.arena import DTYPES
 from verifier.checks import Expected, Outputs, check_outputs
+from verifier.environment import cores_given
 from verifier.inputs import Case, fresh_seed, make_values, suite
 from verifier.tolerance import UNIT_ROUNDOFF, limits, plain_errors
 
@@ -48,12 +50,16 @@ class Trials:
     trials: tuple[Trial, ...]
 
 
-def expectation(name: str, spec: AttentionSpec, values: Mapping[str, Tensor], rows: Tensor) -> Expected:
-    """Reference and limits for one call. Raises WeakSuite for an input whose right answer is not finite."""
-    reference = oracle.attention(spec, values, rows)
+def expectation(
+    name: str, spec: AttentionSpec, values: Mapping[str, Tensor], rows: Tensor, pairs: oracle.Pairs | None = None
+) -> Expected:
+    """Reference and limits for one call, or for some pairs of it. Raises WeakSuite for an input whose right answer is not
+    finite.
+    """
+    reference = oracle.attention(spec, values, rows, pairs)
     if not bool(reference.out.isfinite().all()) or bool((reference.lse.isnan() | (reference.lse == torch.inf)).any()):
         raise WeakSuite(f"input {name!r}: its right answer is not finite, so nothing can be compared with it")
-    trusted = plain_errors(spec, values, rows, reference)
+    trusted = plain_errors(spec, values, rows, reference, pairs)
     return Expected(name, rows, reference, trusted, limits(trusted, reference, DTYPES[TL_DTYPES[spec.dtype]]))
 
 
@@ -96,8 +102,8 @@ KEPT_TRIALS = 16
 def trials_for(spec: AttentionSpec, seed: int | None = None) -> Trials:
     """The proved inputs of a spec. Without a seed: a fresh one, kept for this process. Raises WeakSuite, SpecError."""
     seed = fresh_seed() if seed is None else seed
-    with one_thread():
-        trials = tuple(make_trial(case) for case in suite(spec, seed))
+    with one_thread(), ThreadPoolExecutor(min(4, cores_given()), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        trials = tuple(pool.map(make_trial, suite(spec, seed)))
         prove(trials)
     return Trials(spec, seed, trials)
 

@@ -14,7 +14,7 @@ from generator.spec import AttentionSpec, Rule
 from verifier import benchmark, cuda_benchmark
 from verifier.benchmark import Patience
 from verifier.cuda_benchmark import measure_cuda, rivals_for
-from verifier.cuda_timing import CudaTimingSandbox, part_of_captured
+from verifier.cuda_timing import CudaTimingSandbox
 from verifier.flex_rival import mask_mod, score_mod
 from verifier.inputs import Case, captured_values
 from verifier.oracle import Block, apply_scores, visible
@@ -164,11 +164,3 @@ def test_hurried_measurements_leave_out_what_cannot_win() -> None:
     causal, window = rules(Rule.make("causal")), rules(Rule.make("window", left=3))
     assert "flex attention" not in rivals_for(causal, hurried=True) and "flex attention" in rivals_for(window, hurried=True)
     assert set(rivals_for(causal, hurried=False)) > {"torch cudnn", "torch flash-attention-2", "torch eager", "flex attention"}
-
-
-def test_captured_tensors_are_cut_with_the_call() -> None:
-    spec = rules(Rule.make("document"), scores=(Rule.make("alibi"),))
-    captured = captured_values(Case("cut", spec, seed=1))
-    part = replace(spec, batch=1, num_heads=2, num_kv_heads=1)
-    cut = part_of_captured(spec, captured, part)
-    assert cut["Slopes"].tolist() == captured["Slopes"][:2].tolist() and cut["DocStart"].shape == (1, 13)

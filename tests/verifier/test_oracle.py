@@ -7,6 +7,8 @@ import torch
 
 from generator.spec import AttentionSpec, Rule, SpecError
 from verifier import oracle
+from verifier.inputs import Case, make_values
+from verifier.plain import plain_attention
 
 INF = math.inf
 BR, TL = Rule.make("causal"), Rule.make("causal", align="top_left")
@@ -128,6 +130,19 @@ def test_blocks_and_chosen_rows_do_not_change_the_answer(monkeypatch, scores):
     for field in ("out", "lse", "magnitude"):
         torch.testing.assert_close(getattr(cut, field), getattr(whole, field), rtol=1e-12, atol=0)
         torch.testing.assert_close(getattr(some, field), getattr(whole, field)[:, :, rows], rtol=1e-12, atol=0)
+
+
+def test_some_heads_are_what_they_are_in_the_whole_call():
+    """Of pairs of sequence and key head, rules that capture tensors included; the plain implementation gives the same heads."""
+    rules = {"masks": (Rule.make("document"),), "scores": (Rule.make("alibi"),)}
+    spec = AttentionSpec(6, 3, 16, 16, 2, 21, 40, "bf16", **rules)
+    values, rows, pairs = make_values(Case("pairs", spec, seed=5)), torch.tensor([0, 7, 20]), ((0, 2), (1, 0), (1, 1))
+    whole, some = oracle.attention(spec, values, rows), oracle.attention(spec, values, rows, pairs)
+    heads = [(0, slice(4, 6)), (1, slice(0, 2)), (1, slice(2, 4))]
+    assert torch.equal(some.out, torch.stack([whole.out[at] for at in heads])) and some.lse.shape == (3, 2, 3)
+    assert torch.equal(some.lse, torch.stack([whole.lse[at] for at in heads]))
+    plain, lse = plain_attention(spec, values, rows, 1), plain_attention(spec, values, rows, 1, pairs)
+    torch.testing.assert_close(lse[0].float(), torch.stack([plain[0][at] for at in heads]).float(), rtol=0.02, atol=0.02)
 
 
 def test_visible_pairs_count_what_the_masks_leave():
