@@ -1,10 +1,12 @@
 """The paper's table for this machine's GPU: variant x head dim x length x causal, ours beside cuDNN and the official library.
 
     python benchmarks/paper_table.py [--json FILE] [--budget-s 100] [--dtype bf16] [--variants MHA,GQA] [--lengths 512,1024]
+    python benchmarks/paper_table.py --compile [--target sm_90a]        # only the kernels; needs no GPU
 
 As in the paper (arXiv 2506.12355), a cell has 16,384 tokens and 2,048 = heads x head dim of V. The official library is
 FlashAttention-2 as torch builds it; where it refuses, torch's memory-efficient kernel stands in, marked `*`. Tile sizes of ours
-are searched by measured halving; every cell is compared with float64 on sampled rows; calls alternate. No farm and no catalog.
+and one hint are searched by measured halving; every cell is compared with float64 on sampled rows; calls alternate on a card at
+work. No farm and no catalog.
 """
 
 from __future__ import annotations
@@ -32,10 +34,12 @@ from gpu_prefill import (  # noqa: E402
     Cell,
     candidates,
     compile_every,
+    hinted,
     in_turns,
     input_sets,
     sampled_error,
     search,
+    searches,
     streamed,
 )
 
@@ -96,7 +100,7 @@ def target_here() -> str:
     return own[-1]
 
 
-def time_all(line: Line, s: AttentionSpec, ours: Built, rounds: int) -> dict[str, Any]:
+def time_all(s: AttentionSpec, ours: Built, rounds: int, heat_s: float) -> dict[str, Any]:
     """Milliseconds of ours and of the rivals on the same inputs, call by call in turn, and our error on sampled rows."""
     import torch
 
@@ -112,7 +116,7 @@ def time_all(line: Line, s: AttentionSpec, ours: Built, rounds: int) -> dict[str
         unsupported |= found[0].unsupported
         if all(r.calls for r in found):
             calls[name] = [r.calls[name] for r in found]
-    times = in_turns(torch, calls, rounds)
+    times = in_turns(torch, calls, rounds, heat_s)
     return {"kernel": ours[0], "ms": times, "rms": sampled_error(torch, s, sets[0]), "unsupported": unsupported}
 
 
@@ -151,6 +155,7 @@ def printed(found: Sequence[dict[str, Any]], lengths: Sequence[int]) -> list[str
         if ratios:
             mean, ends = math.exp(statistics.fmean(map(math.log, ratios))), f"worst {min(ratios):.3f}, best {max(ratios):.3f}"
             out.append(f"to {name}: geometric mean {mean:.3f}, {ends} of {len(ratios)} cells")
+    out += [f"no time: {c['variant']} d{c['head_dim']} {c['seqlen']}: {c['error'][:200]}" for c in found if "error" in c]
     wrong = [c for c in found if c.get("right") is False]
     return out + [f"WRONG: {c['variant']} d{c['head_dim']} {c['seqlen']}: rms {c['rms']:.1e}" for c in wrong]
 
@@ -176,40 +181,68 @@ def main() -> None:
     parser.add_argument("--dtype", help="bf16 or fp16; default: bf16 where the card has it")
     parser.add_argument("--candidates", type=int, default=4, help="choices of tile sizes for each kind of call")
     parser.add_argument("--rounds", type=int, default=12, help="timed calls of each contestant in a cell")
+    parser.add_argument("--hints", type=int, default=2, help="hints tried with the best tile sizes of each kind of call")
+    parser.add_argument("--heat-s", type=float, default=0.1, help="seconds of turns before the timed ones")
     parser.add_argument("--budget-s", type=float, default=100)
+    parser.add_argument("--target", choices=[t for t in TARGETS if t != "cpu"], help="with --compile (default: of the card here)")
+    parser.add_argument("--compile", action="store_true", help="only build the kernels")
     options = parser.parse_args()
     import torch  # noqa: F401 - before children fork; touches no device
 
     lengths = [int(n) for n in chosen(options.lengths, [str(n) for n in LENGTHS], "--lengths")]
     variants = chosen(options.variants, list(VARIANTS), "--variants")
-    target = target_here()
+    target = (options.compile and options.target) or target_here()
     dtype = options.dtype or ("bf16" if "bf16" in TARGETS[target].dtypes else "fp16")
     chosen(dtype, [d for d in ("bf16", "fp16") if d in TARGETS[target].dtypes or d == "fp16"], "--dtype")
     facts = environment() | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "target": target}
     facts |= {"arguments": vars(options)}
     log(facts)
+    if options.compile:
+        log(f"{len(kernels(wanted_cells(target, dtype, variants, lengths), options)[0])} kinds built")
+        return
     table = run(target, dtype, variants, lengths, options)
     if options.json:
         Path(options.json).write_text(json.dumps(facts | {"cells": table}, indent=1))
     print("\n".join(printed(table, lengths)), flush=True)
 
 
-def run(target: str, dtype: str, variants: list[str], lengths: list[int], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Kernels built and searched, then every cell timed, middle lengths first so that a short run says something of each line."""
+def wanted_cells(target: str, dtype: str, variants: Sequence[str], lengths: Sequence[int]) -> list[tuple[Line, Cell]]:
+    """Middle lengths first, so that a short run says something of each line."""
     order = sorted(lengths, key=lambda n: abs(math.log2(n) - 11.1))
-    wanted = [(line, Cell("paper", target, line.spec(dtype, n), "cudnn")) for n in order for line in lines(variants)]
-    cells = [cell for _, cell in wanted]
-    by_kind = {kind: candidates(kind, options.candidates) for kind in dict.fromkeys(c.kind for c in cells)}
+    return [(line, Cell("paper", target, line.spec(dtype, n), "cudnn")) for n in order for line in lines(variants)]
+
+
+def kernels(wanted: Sequence[tuple[Line, Cell]], options: argparse.Namespace) -> tuple[Any, dict[Any, Built]]:
+    """Candidates of each kind of call with their kernels; with --compile, what hints may ask for is built as well."""
+    kinds = dict.fromkeys(cell.kind for _, cell in wanted)
+    by_kind = {kind: candidates(kind, options.candidates) for kind in kinds}
     done = compile_every([b for builds in by_kind.values() for b in builds])
+    if options.compile and options.hints:
+        first = {(kind, b): done[b] for kind, builds in by_kind.items() for b in builds if b in done}
+        named = {b.name: b for builds in by_kind.values() for b in builds}
+        compile_every([b for builds in hinted(first, named, options.hints).values() for b in builds])
+    return by_kind, done
+
+
+def run(target: str, dtype: str, variants: list[str], lengths: list[int], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Kernels built and searched, then every cell timed."""
+    wanted = wanted_cells(target, dtype, variants, lengths)
+    by_kind, done = kernels(wanted, options)
     built = {kind: [done[b] for b in builds if b in done] for kind, builds in by_kind.items()}
     end = START + options.budget_s
     log("searching")
-    winners = search(cells, built, time.monotonic() + (end - time.monotonic()) / 3)
+    jobs = searches([cell for _, cell in wanted])
+    winners = search(jobs, {job: built.get(job[0], []) for job in jobs}, options.heat_s, START + options.budget_s / 3)
+    if options.hints:
+        tried = hinted(winners, {b.name: b for builds in by_kind.values() for b in builds}, options.hints)
+        more = compile_every(list(dict.fromkeys(b for builds in tried.values() for b in builds)))
+        against = {job: [winners[job], *(more[b] for b in builds if b in more)] for job, builds in tried.items()}
+        winners |= search(jobs, against, options.heat_s, START + options.budget_s / 2)
     log("timing")
 
     def work(item: tuple[Line, Cell]) -> Any:
-        line, cell = item
-        return time_all(line, cell.spec, winners[cell.kind, cell.spec.seqlen_q > SHORT], options.rounds)
+        cell = item[1]
+        return time_all(cell.spec, winners[cell.kind, cell.spec.seqlen_q > SHORT], options.rounds, options.heat_s)
 
     ready = [item for item in wanted if (item[1].kind, item[1].spec.seqlen_q > SHORT) in winners]
     found = [cell_of(line, cell.spec, result) for (line, cell), result in streamed(work, ready, 40, end - 2)]
