@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ import typer
 
 from farm.ablate_command import ablate
 from farm.catalog_commands import catalog_app
-from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption, guard, print_lines
+from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption, guard, leave, print_lines
 from farm.machine_commands import doctor, preflight, report, selftest, status, targets, variants
 from farm.row_commands import explain, logs, reproduce
 from farm.tl_commands import tl_app
@@ -160,4 +159,4 @@ def main() -> None:
     """The entry point of the `farm` script."""
     if os.environ.get("FARM_DEBUG"):
         app()
-    sys.exit(guard(app))
+    leave(guard(app))

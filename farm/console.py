@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -87,6 +89,19 @@ def guard(app: Callable[..., Any]) -> int:
         for line in str(error).splitlines():
             fail(line)
         return EXIT_INPUT
+
+
+def leave(code: int) -> NoReturn:
+    """End the process. Where a stopped sweep left a job's thread inside a library, at once: Python cannot end such a thread, and
+    the library would abort the process when Python takes itself apart around it.
+    """
+    if any(thread.daemon and thread.name.startswith("farm-") for thread in threading.enumerate()):
+        atexit._run_exitfuncs()
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            with contextlib.suppress(OSError):
+                stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _hint(error: Exception) -> str:

@@ -143,3 +143,18 @@ def test_an_output_that_is_full_is_one_line(command: str) -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run([sys.executable, "-m", "farm", command], stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     assert done.returncode == 1 and done.stderr == "farm: standard output cannot be written: no space left on device\n"
+
+
+def test_a_thread_that_a_stopped_sweep_left_at_work_does_not_break_the_end() -> None:
+    """What atexit knows still happens, what was printed is there, and the exit code is the one that was meant."""
+    code = """if True:
+        import atexit, threading, time
+        from farm.console import leave
+        atexit.register(lambda: print("cleaned up"))
+        threading.Thread(target=time.sleep, args=(60,), name="farm-local", daemon=True).start()
+        print("stopped", end=", ")
+        leave(130)
+    """
+    path = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=os.environ | path)
+    assert (done.returncode, done.stdout) == (130, "stopped, cleaned up\n"), done.stderr
