@@ -78,11 +78,31 @@ def test_what_the_sanitizer_says_stands_in_the_row(shop: Shop, monkeypatch) -> N
     monkeypatch.setattr(cuda_sanitize, "sanitize", lambda *a: said[-1])
     columns: dict = {}
     assert stages._sanitized(None, built, "cuda:0", columns) is None
-    assert columns == {"sanitizer": "memcheck: clean (6 inputs)"}
+    assert 0 <= columns.pop("gpu_s") < 1 and columns == {"sanitizer": "memcheck: clean (6 inputs)"}
     said.append(Failed("out_of_bounds", Witness("compute-sanitizer memcheck", "memcheck: Invalid __global__ write")))
     assert stages._sanitized(None, built, "cuda:0", columns) is said[-1]
     assert columns["sanitizer"] == said[-1].witness.message and columns["witness_check"] == "compute-sanitizer memcheck"
     assert stages._sanitized(None, built, "cpu", columns) is None and "CUDA kernels" in columns["sanitizer"]
+
+
+@needs_nvrtc
+def test_seconds_of_a_gpu_are_told_and_a_verdict_is_paid_for_once(shop: Shop, monkeypatch) -> None:
+    """The later rung of a search has the verdict of the first for nothing; an attempt that is asked again keeps its own."""
+    from verifier.records import Failed, Passed, Witness
+
+    built = stages.build(job("sm_80", columns={"author": "rules"}), shop)
+    assert isinstance(built, Built), built
+    later = replace(built, job=replace(built.job, key=digest_text("later")))
+    found = Failed("throttled", Witness("device", "hot"), again_s=0.5)
+    monkeypatch.setattr(stages, "judge", lambda *a, **k: Passed("stand-in", (), (), 1, 2.0))
+    monkeypatch.setattr(stages, "_measured", lambda *a: found)
+    monkeypatch.setattr(stages, "strangers_on", lambda device: {})
+    monkeypatch.setattr(stages, "slot_of", lambda device: "gpu-of-a-test")
+    monkeypatch.setattr(stages.rows, "device_columns", lambda device: {"device_name": "a card"})
+    first, again, other = (stages.prove(b, shop, "cuda:0") for b in (built, built, later))
+    assert [row["verify_s"] for row in (first, again, other)] == [2.0, 2.0, 0.0]
+    for row in (first, again, other):
+        assert row["again_s"] == 0.5 and row["gpu_s"] == pytest.approx(row["verify_s"] + row["measure_s"] + 0.5)
 
 
 def test_a_missing_sanitizer_is_told_before_the_sweep_and_in_rows(shop: Shop, monkeypatch) -> None:
