@@ -212,8 +212,8 @@ def _judged(binary: Binary, built: Built, device: str) -> Verdict:
     """
     key = (binary.hash, built.job.spec.hash)
     if (known := _VERDICTS.get(key)) is not None:
-        verdict, asked_by = known
-        return verdict if asked_by == built.job.key else replace(verdict, verify_s=0.0)
+        passed, asked_by = known
+        return passed if asked_by == built.job.key else replace(passed, verify_s=0.0)
     verdict = judge(binary, built.launch, built.job.spec, device=device)
     if isinstance(verdict, Passed):
         _VERDICTS[key] = verdict, built.job.key

@@ -187,7 +187,7 @@ def heads_of(x: Tensor, spec: AttentionSpec, pairs: Pairs | None) -> Tensor:
     if pairs is None:
         return x
     batch, kv_head = zip(*pairs, strict=True)
-    return x.unflatten(1, (spec.num_kv_heads, spec.group))[list(batch), list(kv_head)]
+    return x.view(len(x), spec.num_kv_heads, spec.group, *x.shape[2:])[list(batch), list(kv_head)]
 
 
 def attention(
