@@ -168,7 +168,7 @@ def spent(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
 
 def compare(one: Sequence[dict[str, Any]], every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians of the same attempts in both sweeps, all over one: on the same card, which shows how much a repetition differs, and
-    on another; and whether both chose the same kernel for each problem.
+    on another; of how many the calls' spreads (20th to 80th) meet; and whether both chose the same kernel for each problem.
     """
     a, b = ({row["attempt_key"]: row for row in rows} for rows in (one, every))
     both = [(a[key], b[key]) for key in sorted(a.keys() & b.keys())]
@@ -182,6 +182,7 @@ def compare(one: Sequence[dict[str, Any]], every: Sequence[dict[str, Any]]) -> d
         "other_verdict": sum(x["reason_code"] != y["reason_code"] for x, y in both),
         "times_same_card": ratios([y["p50_s"] / x["p50_s"] for x, y in same]),
         "times_other_card": ratios([y["p50_s"] / x["p50_s"] for x, y in other]),
+        "spreads_meet": sum(x["p20_s"] <= y["p80_s"] and y["p20_s"] <= x["p80_s"] for x, y in timed),
         "ratio_to_rival": ratios([y["ratio_p50"] / x["ratio_p50"] for x, y in timed if x["ratio_p50"] and y["ratio_p50"]]),
         "same_best": [name for name in shared if best_one[name]["tuning"] == best_all[name]["tuning"]],
         "other_best": [name for name in shared if best_one[name]["tuning"] != best_all[name]["tuning"]],
