@@ -65,17 +65,17 @@ def test_tries_are_bounded_and_the_wait_that_a_server_asks_for_too():
     start = time.monotonic()
     with ChatServer(lambda _, __: failure(429, retry_after="100000")) as server, pytest.raises(ModelUnavailable) as caught:
         ask(server, request())
-    assert len(server.requests) == 3 and caught.value.transient and time.monotonic() - start < 3
+    assert len(server.requests) == 3 and caught.value.transient and time.monotonic() - start < 30
 
 
 def test_a_slow_server_costs_the_time_out_and_no_more():
     start = time.monotonic()
     with (
-        ChatServer(lambda _, __: Reply(completion("late").body, delay_s=2)) as server,
+        ChatServer(lambda _, __: Reply(completion("late").body, delay_s=60)) as server,
         pytest.raises(ModelUnavailable, match=r"0\.3 s"),
     ):
         ask(server, request(), timeout_s=0.3, tries=2)
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
 
 
 def test_a_broken_connection_is_tried_again():

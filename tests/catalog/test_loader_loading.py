@@ -319,14 +319,14 @@ def test_a_fork_while_another_thread_holds_the_locks():
 
     def slow(name):
         inside.set()
-        leave.wait(20)
+        leave.wait(60)
         return read(name)
 
     shelf.read = slow
     catalog.configure(catalog=shelf.source())
     thread = threading.Thread(target=lambda: catalog.scaled_dot_product_attention(X, X, X))
     thread.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
 
     def work():
         leave.set()

@@ -21,7 +21,7 @@ def test_crashes(refused, name, words):
 def test_an_endless_loop_is_killed_within_its_limit(refused, verdict_on):
     started = time.monotonic()
     refused("endless", "timeout", "time limit")
-    assert time.monotonic() - started < 2.0 + 5.0
+    assert time.monotonic() - started < 2.0 + 20.0
     assert not candidates_alive()
     assert isinstance(verdict_on("good"), Passed)
 

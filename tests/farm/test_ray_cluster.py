@@ -125,7 +125,7 @@ def test_a_worker_with_another_version_of_the_code_is_refused(cluster: Cluster, 
 def test_preflight_tells_versions_of_every_node_and_what_none_can_meet(cluster: Cluster) -> None:
     started = time.monotonic()
     found = preflight((*TARGETS, "sm_90a"))
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
     assert sorted(c for node in found.nodes for c in node.classes) == ["a100", "head", "rtx8000", "t4"]
     assert all(
         {"python", "ray", "torch", "kernel-farm", "CUDA compiler", "translator"} <= node.versions.keys() for node in found.nodes

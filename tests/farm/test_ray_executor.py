@@ -52,7 +52,7 @@ def job(number: int, words: str = "", target: str = "cpu-avx2", attempt_no: int 
 
 
 def rows(futures: list[Future[Row]]) -> list[Row]:
-    return [f.result(60) for f in futures]
+    return [f.result(120) for f in futures]
 
 
 def test_jobs_become_rows_built_and_proven_once(executor: RayExecutor, tmp_path: Path) -> None:

