@@ -57,7 +57,7 @@ def scaled_dot_product_attention(
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     outcomes.count_call()
     frame = None
-    if attn_mask is None and not dropout_p:
+    if attn_mask is None and dropout_p == 0.0:  # None is no zero
         frame, options = server.latest, (is_causal, scale, enable_gqa, _override(), _deterministic())
         if frame is None or frame.options != options or not frame.check(query, key, value) or not nothing_watches():
             frame = _sdpa_frame(server, query, key, value, options)
@@ -76,7 +76,7 @@ def scaled_dot_product_attention(
                 return out
     elif isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor):  # torch says so otherwise
         server.miss(describe_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa), _override())
-    if scale is None and not enable_gqa:  # keywords cost a microsecond
+    if scale is None and enable_gqa is False:  # keywords cost a microsecond
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal)
     return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
@@ -89,7 +89,10 @@ def _sdpa_frame(server: Server, query: Tensor, key: Tensor, value: Tensor, optio
         query.shape, key.shape, value.shape, query.stride(), key.stride(), value.stride(), query.dtype, key.dtype, value.dtype,
         query.device, key.device, value.device, options,
     )  # fmt: skip
-    frame = server.frames.get(identity)
+    try:
+        frame = server.frames.get(identity)
+    except TypeError:  # an option such as a list: torch has its own words for it
+        return None
     if frame is None:
         is_causal, scale, enable_gqa, override, _ = options
         call = describe_sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)

@@ -45,6 +45,9 @@ def describe_sdpa(
     blockers += size_blockers(q, k, v)
     if not enable_gqa and q.shape[1] != k.shape[1]:
         blockers.append(reason("broadcast", f"{q.shape[1]} query heads and {k.shape[1]} key heads without enable_gqa"))
+    for argument, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, bool):  # torch, to which such a call goes, refuses it
+            blockers.append(reason("argument", f"{argument} is {flag!r}"))
     forms = causal_forms(q.shape[2], k.shape[2], "top_left") if is_causal else ((),)
     return _call(name, (q, k, v), blockers, scale, forms)
 
@@ -166,6 +169,14 @@ def _slope_blockers(slopes: Tensor, q: Tensor) -> list[Reason]:
     return found
 
 
+def _number(scale: Any) -> float:
+    """NaN for what is no number: torch, to which such a call goes, has its own words for it."""
+    try:
+        return float(scale)
+    except (TypeError, ValueError):
+        return math.nan
+
+
 def _call(
     name: str,
     views: tuple[Tensor, Tensor, Tensor],
@@ -175,7 +186,7 @@ def _call(
     **more: Any,
 ) -> AttentionCall:
     """The call of (B, H, S, D) views."""
-    resolved = views[0].shape[3] ** -0.5 if scale is None and views[0].shape[3] else 1.0 if scale is None else float(scale)
+    resolved = _number(views[0].shape[3] ** -0.5 if scale is None and views[0].shape[3] else 1.0 if scale is None else scale)
     if not math.isfinite(resolved):
-        blockers.append(reason("scale", f"the softmax scale is {resolved}"))
+        blockers.append(reason("scale", f"the softmax scale is {scale!r}"))
     return AttentionCall(name, **sizes(*views), scale=resolved, mask_forms=forms, blockers=tuple(blockers), **more)

@@ -1,5 +1,7 @@
 """Kernels answer with the right values: families, lengths, dtypes, strides, outputs and LSE, against float64."""
 
+import re
+
 import pytest
 import torch
 from attention_reference import bottom_right, reference, top_left, window
@@ -45,6 +47,29 @@ def test_sdpa(seqlen_q, seqlen_k, causal, dtype):
     assert catalog.last_decision().kernel_id, str(catalog.last_decision())
     expected, _ = reference(q, k, v, scale=0.3, visible=top_left if causal else None)
     torch.testing.assert_close(out.double(), expected, **TOLERANCE[dtype])
+
+
+WRONG = [
+    {"scale": "x"},
+    {"scale": [1.0]},
+    {"is_causal": "x"},
+    {"is_causal": None},
+    {"enable_gqa": None},
+    {"enable_gqa": "x"},
+    {"dropout_p": "x"},
+]  # noqa: E501
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+def test_options_of_another_type_are_refused_in_torchs_words_though_a_kernel_is_there(wrong):
+    serve(spec(heads=4, kv_heads=2), spec(heads=4, kv_heads=2, masks=CAUSAL))
+    q, k, v = shapes(5, 5)
+    options = {"is_causal": True, "enable_gqa": True} | wrong
+    with pytest.raises(TypeError) as theirs:
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
+    with pytest.raises(TypeError) as ours:
+        catalog.scaled_dot_product_attention(q, k, v, **options)
+    assert re.sub(r" \(position \d\)", "", str(ours.value)) == str(theirs.value)
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), LENGTHS)
