@@ -174,17 +174,27 @@ def warmup(what: str | Iterable[AttentionSpec], device: str = "cpu") -> tuple[Wa
 
     what: specs; "catalog": every kernel that may serve on this device; "log:FILE": specs as JSON, one a line
     (AttentionSpec.to_json). Every kernel runs its golden case in a child process before it is loaded, unless `probe` is "off".
+    Raises SpecError, before anything is loaded, for anything else.
     """
-    if what == "catalog":
+    if isinstance(what, str) and what == "catalog":
         return tuple(_warm_kernel(kernel, device) for kernel in _serviceable(device))
-    specs = _logged_specs(Path(what.removeprefix("log:"))) if isinstance(what, str) else tuple(what)
+    if isinstance(what, str) and what.startswith("log:"):
+        specs = _logged_specs(Path(what.removeprefix("log:")))
+    else:
+        specs = tuple(what) if isinstance(what, Iterable) and not isinstance(what, str) else (what,)
+        if not all(isinstance(spec, AttentionSpec) for spec in specs):
+            raise SpecError(f'warmup: expected specs, "catalog" or "log:FILE", found {what!r}')
     return tuple(_warm_spec(spec, device) for spec in specs)
 
 
 def _logged_specs(path: Path) -> tuple[AttentionSpec, ...]:
     """Raises SpecError naming file and line."""
     specs = []
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"warmup: {path}: cannot be read: {error}") from None
+    for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             try:
                 specs.append(spec_from_plain(json.loads(line)))

@@ -10,7 +10,7 @@ import difflib
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -101,6 +101,14 @@ class Settings:
         for name, what in (("catalog", "a location or an open catalog"), ("lock", "the path of a lock file")):
             if type(given := getattr(self, name)).__module__ == "builtins" and not isinstance(given, str | None):
                 raise SettingsError(f"{name}: expected {what}, found {given!r}")
+        for name in ("force", "deny", "signers"):
+            if not all(isinstance(one, str) for one in getattr(self, name)):
+                raise SettingsError(f"{name}: expected texts, found {getattr(self, name)!r}")
+        for name in ("deterministic", "batch_invariant", "allow_host_code", "allow_unmeasured"):
+            if not isinstance(given := getattr(self, name), bool | None):
+                raise SettingsError(f"{name}: expected True or False, found {given!r}")
+        if self.on_miss is not None and not callable(self.on_miss):
+            raise SettingsError(f"on_miss: expected a function of one decision, found {self.on_miss!r}")
         for name in ("max_decisions", "max_frames"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise SettingsError(f"{name}: expected a whole number of at least 1, found {getattr(self, name)!r}")
@@ -210,6 +218,8 @@ def _tidy(name: str, value: Any) -> Any:
     if name in ("force", "deny", "signers"):
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
+        if not isinstance(value, Iterable | None):
+            raise SettingsError(f"{name}: expected a text or several, found {value!r}")
         return (value,) if isinstance(value, str) else tuple(value or ())
     return value
 

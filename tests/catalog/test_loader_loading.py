@@ -397,6 +397,11 @@ def test_warm_up(tmp_path):
     log.write_text("{}\n[1]\n")
     with pytest.raises(ValueError, match="specs.jsonl:1: expected the JSON of a spec"):
         catalog.warmup(f"log:{log}")
+    for wrong in ("catalogue", [5], None, 5):
+        with pytest.raises(ValueError, match='warmup: expected specs, "catalog" or "log:FILE", found'):
+            catalog.warmup(wrong)
+    with pytest.raises(ValueError, match="warmup: .*cannot be read"):
+        catalog.warmup(f"log:{tmp_path}/none")
 
 
 def test_what_there_is():

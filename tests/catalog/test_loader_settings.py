@@ -33,6 +33,11 @@ def test_unknown_names_warn_with_the_nearest():
         ({"max_frames": 0}, "max_frames: expected a whole number of at least 1"),
         ({"min_gain": -1}, "min_gain: expected a number of at least 0"),
         ({"catalog": 3}, "catalog: expected a location or an open catalog, found 3"),
+        ({"force": 5}, "force: expected a text or several, found 5"),
+        ({"deny": [5]}, "deny: expected texts, found"),
+        ({"deterministic": "yes"}, "deterministic: expected True or False, found 'yes'"),
+        ({"allow_host_code": 1}, "allow_host_code: expected True or False, found 1"),
+        ({"on_miss": 5}, "on_miss: expected a function of one decision, found 5"),
         ({"lock": True}, "lock: expected the path of a lock file, found True"),
     ],
 )
