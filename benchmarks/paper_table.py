@@ -195,7 +195,7 @@ def main() -> None:
     dtype = options.dtype or ("bf16" if "bf16" in TARGETS[target].dtypes else "fp16")
     chosen(dtype, [d for d in ("bf16", "fp16") if d in TARGETS[target].dtypes or d == "fp16"], "--dtype")
     facts = environment() | {"date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"), "target": target}
-    facts |= {"arguments": vars(options)}
+    facts |= {"arguments": {name: value for name, value in vars(options).items() if name != "json"}}
     log(facts)
     if options.compile:
         log(f"{len(kernels(wanted_cells(target, dtype, variants, lengths), options)[0])} kinds built")
