@@ -7,6 +7,7 @@ Applies to device code that a model or a stranger wrote. Our translators' output
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -34,6 +35,7 @@ _SYSTEM = "a kernel computes; it calls no system"
 _LOADING = "code may not load, find or make other code"
 _LINKAGE = "what runs before the entry point, or instead of something else, is refused"
 _HOST = "host code is never accepted: a kernel is device code and a launch description"
+_PROBES, _LOOKS = ("__has_include", "__has_include_next", "__has_embed"), "source may not ask what files this machine has"
 FORBIDDEN_WORDS: dict[Language, dict[str, str]] = {
     "c++": {
         **dict.fromkeys(
@@ -66,6 +68,7 @@ FORBIDDEN_WORDS: dict[Language, dict[str, str]] = {
         **dict.fromkeys(
             ("new", "delete", "throw", "catch", "dynamic_cast", "typeid", "import", "module"), "not in a freestanding kernel"
         ),
+        **dict.fromkeys(_PROBES, _LOOKS),
         "main": _HOST,
     },
     "cuda": {
@@ -74,6 +77,7 @@ FORBIDDEN_WORDS: dict[Language, dict[str, str]] = {
         ),
         **dict.fromkeys(("printf", "malloc", "free", "assert"), "not in a kernel that is timed"),
         **dict.fromkeys(("constructor", "destructor", "section", "alias", "weak"), _LINKAGE),
+        **dict.fromkeys(_PROBES, _LOOKS),
     },
 }
 
@@ -87,9 +91,16 @@ _PRAGMAS = re.compile(
 _TOKEN = re.compile(
     r"""(?P<comment>//[^\n]*|/\*.*?\*/)|(?P<raw>(?:u8|u|U|L)?R"(?P<d>[^()\\\s]{0,16})\(.*?\)(?P=d)")"""
     r"""|(?P<string>"(?:\\.|[^"\\\n])*")|(?P<open>/\*|(?:u8|u|U|L)?R"|")"""
-    r"""|(?P<char>'(?:\\.|[^'\\\n])*')|(?P<word>[A-Za-z_]\w*)|(?P<newline>\n)|(?P<other><+|->|.)""",
+    r"""|(?P<number>\.?\d(?:[eEpP][+-]|'\w|[\w.])*)|(?P<char>'(?:\\.|[^'\\\n])*')|(?P<word>[A-Za-z_]\w*)"""
+    r"""|(?P<newline>\n)|(?P<blank>[ \t\r]+)|(?P<other><+|->|.)""",
     re.DOTALL,
 )
+
+
+#: All but tabs and line ends: a lone carriage return ends a comment for one compiler and not for another.
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]|\r(?!\n)")
+#: Escapes that write a letter as its number: PTX has to be readable as it stands.
+_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\[0-7xuUN]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +113,9 @@ def violations(source: str, language: Language) -> tuple[Violation, ...]:
     """Everything in the text that is refused, by line; empty: it may be compiled in a sandbox. One pass, linear in its length."""
     if len(source.encode("utf-8", "replace")) > MAX_SOURCE_BYTES:
         return (Violation(1, f"the source is longer than {MAX_SOURCE_BYTES >> 20} MiB"),)
-    if "\0" in source:
-        return (Violation(source.count("\n", 0, source.index("\0")) + 1, "the source holds a null byte"),)
+    if control := _CONTROL.search(source):
+        line = source.count("\n", 0, control.start()) + 1
+        return (Violation(line, f"control character {control[0]!r}: only tabs and ends of lines are accepted"),)
     if spliced := re.search(r"\\[ \t]*\n", _without_macros(source)):
         return (Violation(source.count("\n", 0, spliced.start()) + 1, "a line may be continued in a #define only"),)
     tokens = _tokens(source)
@@ -126,6 +138,10 @@ def toolkit_includes(source: str) -> tuple[str, ...]:
     """Headers of the CUDA toolkit that the text includes, sorted."""
     named = re.findall(r'^[ \t]*#[ \t]*include[ \t]*[<"]([^>"\n]{1,80})[>"]', source, re.MULTILINE)
     return tuple(sorted(TOOLKIT_HEADERS.intersection(named)))
+
+
+#: Kinds of tokens between two strings that a compiler takes for one.
+_SPACE = ("comment", "newline", "blank")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,11 +172,15 @@ def _without_macros(source: str) -> str:
 
 def _directive_violations(source: str, language: Language) -> list[Violation]:
     found = []
-    for number, line in enumerate(source.split("\n"), 1):
+    lines, continued = source.split("\n"), 0
+    for number, line in enumerate(lines, 1):
         match = re.match(r"\s*#\s*(\w*)(.*)$", line)
-        if not match:
+        if not match or number <= continued:
             continue
         name, rest = match[1], match[2]
+        if name == "define":
+            continued = _last_line(lines, number)
+            rest = "\n".join([rest, *lines[number:continued]])
         if name not in _DIRECTIVES and name:
             found.append(Violation(number, f"#{name} is not accepted; allowed: {', '.join(_DIRECTIVES)}"))
         elif name == "include":
@@ -172,6 +192,32 @@ def _directive_violations(source: str, language: Language) -> list[Violation]:
                 Violation(number, "a macro may not paste tokens (##) or make directives: words must be readable as they stand")
             )
     return found
+
+
+def _ptx_violations(tokens: list[_Token]) -> list[Violation]:
+    """What strings hold that may be PTX; strings that stand side by side are one."""
+    found: list[Violation] = []
+    for of_strings, run in itertools.groupby((t for t in tokens if t.kind not in _SPACE), lambda t: t.kind in ("string", "raw")):
+        strings = list(run) if of_strings else []
+        if any(t.kind == "string" and _ESCAPE.search(t.text) for t in strings):
+            said = "a letter of a string is written as its number: PTX has to be readable as it stands"
+            found.append(Violation(strings[0].line, said))
+        elif ptx := _FORBIDDEN_PTX.search("".join(map(_inner, strings))):
+            found.append(Violation(strings[0].line, f"PTX {ptx[0]}: a kernel stays inside its own grid"))
+    return found
+
+
+def _inner(token: _Token) -> str:
+    """The text within a string's quotes."""
+    text = token.text[token.text.index('"') + 1 : -1]
+    return text[text.index("(") + 1 : text.rindex(")")] if token.kind == "raw" else text
+
+
+def _last_line(lines: list[str], number: int) -> int:
+    """Where a directive ends that begins on a line and goes on behind each backslash; lines count from 1."""
+    while number < len(lines) and lines[number - 1].rstrip().endswith("\\"):
+        number += 1
+    return number
 
 
 def _include_violations(line: int, rest: str, language: Language) -> list[Violation]:
@@ -191,10 +237,8 @@ def _word_violations(tokens: list[_Token], language: Language) -> list[Violation
             found.append(Violation(token.line, f"{token.text}: {forbidden[token.text]}"))
         if token.kind == "word" and token.text == "_Pragma":
             found.append(Violation(token.line, "_Pragma is not accepted"))
-        if language == "cuda" and token.kind in ("string", "raw") and (ptx := _FORBIDDEN_PTX.search(token.text)):
-            found.append(Violation(token.line, f"PTX {ptx[0]}: a kernel stays inside its own grid"))
         if language == "cuda" and "<<<" in token.text and token.kind == "other":
             found.append(Violation(token.line, f"<<<: {_HOST}"))
         if token.kind != "comment" and not token.text.isspace():
             previous = token.text
-    return found
+    return found + (_ptx_violations(tokens) if language == "cuda" else [])
