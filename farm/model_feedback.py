@@ -8,6 +8,7 @@ from typing import Any
 
 from farm.jobs import Row
 from generator.feedback import Feedback, FeedbackKind
+from generator.tl.checker import parse_and_check
 from generator.tl.diagnostics import Diagnostic, render
 from verifier.reviewer import Wrong
 
@@ -54,6 +55,12 @@ def of_row(row: Row, log: str = "") -> Feedback:
     kind = _KINDS.get(reason, "not_judged")
     text = _measured(row) if reason == "ok" else _failed(row, log)
     return Feedback(kind, text, row.get("p50_s") if reason == "ok" else None, reason, {"row_id": row.get("row_id")})
+
+
+def of_sketch(sketch: str) -> str:
+    """What is wrong with a sketch: errors only, since a sketch may hold prose; "" where there are none."""
+    errors = [d for d in parse_and_check(sketch, "sketch").diagnostics if d.severity == "error"]
+    return render(errors, sketch) if errors else ""
 
 
 def of_diagnostics(diagnostics: Sequence[Diagnostic], text: str, remarks: Sequence[str] = ()) -> Feedback:

@@ -91,7 +91,16 @@ class ModelSearch:
         style: Style = self.settings.style  # type: ignore[assignment]
         search, sampling = self.settings.search(), self.settings.sampling()
         author = LanguageModelAuthor(
-            self.client, sampling, prompts, style, search, self.ledger, self.store, translation, f"{spec.hash} {target}"
+            self.client,
+            sampling,
+            prompts,
+            style,
+            search,
+            self.ledger,
+            self.store,
+            translation,
+            f"{spec.hash} {target}",
+            model_feedback.of_sketch,
         )
         outcome = await author.run(evaluator.judge, seeds)
         if self.on_outcome is not None:

@@ -81,8 +81,13 @@ def _better(now: Row | None, job: Job, row: Row) -> Row:
         return shown
     if row["reason_code"] != "ok":
         return now
-    rank = (row.get("generation") or 0, row.get("ratio_p50") or 0.0)
-    return shown if rank > (now.get("generation") or 0, now.get("ratio_p50") or 0.0) else now
+    return shown if _rank(row) > _rank(now) else now
+
+
+def _rank(row: Row) -> tuple[int, float]:
+    """Only the rules' generations are rungs; a model's are answers, and a later one may well be slower."""
+    rung = 0 if (row.get("author_mode") or "rules") != "rules" else row.get("generation") or 0
+    return rung, row.get("ratio_p50") or 0.0
 
 
 def describe(job: Job, row: Row) -> str:

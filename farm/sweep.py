@@ -45,7 +45,7 @@ FENCE_LOOK_S = 5.0  # between looks for a later start of the same sweep
 #: What is kept in memory of attempts that ended in earlier starts.
 _KNOWN = (
     "row_id", "attempt_key", "attempt_no", "reason_code", "message", "p50_s", "baseline_name", "baseline_p50_s", "ratio_p50",
-    "ratio_low", "ratio_high", "generation", "compile_s", "verify_s", "measure_s", "again_s", "spill_bytes",
+    "ratio_low", "ratio_high", "generation", "author_mode", "compile_s", "verify_s", "measure_s", "again_s", "spill_bytes",
 )  # fmt: skip
 
 

@@ -101,7 +101,8 @@ class _BudgetSpent(Exception):
 class LanguageModelAuthor:
     """One search for one spec on one target. translation: prompts of stage 2, where the model translates too and not our
     translator; `evaluate` then says `checked` of a right TL program. problem: names the problem in the record of what was fed
-    back, since problems that differ in nothing that a prompt says share answers.
+    back, since problems that differ in nothing that a prompt says share answers. check_sketch: what is wrong with a sketch, or
+    "" for nothing.
 
     Deterministic but for the model's answers and the feedback: with both on record (`client` a RecordedClient, `record` a store
     of transcripts), a second run makes the same requests, bit for bit.
@@ -116,6 +117,7 @@ class LanguageModelAuthor:
     record: FeedbackRecord | None = None
     translation: DirectPrompts | None = None
     problem: str = ""
+    check_sketch: Callable[[str], str] = lambda sketch: ""
     _costs: dict[str, Spent] = field(default_factory=dict, repr=False)
 
     @property
@@ -143,9 +145,19 @@ class LanguageModelAuthor:
             asked = (system, Message("user", self.prompts.sketch))
             exchange = await self._ask(asked, sample)
             sketch = extract(exchange.answer.text).get("sketch") or clean(exchange.answer.text)[:MAX_BLOCK_CHARS]
-            messages = (*asked, _said_by_model(exchange), Message("user", self.prompts.code))
+            said = Message("user", self.prompts.code_after(await self._found_in_sketch(sketch, exchange)))
+            messages = (*asked, _said_by_model(exchange), said)
             chain = _Chain(self.prompts, messages, sample, sketch, (exchange,))
         await self._translated(evaluate, judged, chain, await self._mend(evaluate, judged, chain))
+
+    async def _found_in_sketch(self, sketch: str, exchange: Exchange) -> str:
+        """What is wrong with a sketch: it is mended along with the code that follows it. On record as all that is fed back."""
+        found = self.check_sketch(sketch)
+        if self.record is None:
+            return found
+        name = digest([exchange.hash, "sketch"])
+        known = await self.record.find_feedback(name)
+        return (known or await self.record.keep_feedback(name, Feedback("tl_rejected" if found else "checked", found))).text
 
     async def _mend(self, evaluate: Evaluate, judged: list[Judged], chain: _Chain) -> Judged | None:
         """Ask, judge, and ask again with what was found, until right or the bound on repairs. Gives the last one judged."""

@@ -41,6 +41,10 @@ class TaskPrompts:
     tag: str
     token_limit: int
 
+    def code_after(self, found: str) -> str:
+        """The question for the code of a sketch in which the checker found errors; as for any other where it found none."""
+        return fill("code_mended.md", feedback=self._quoted(found)) if found else self.code
+
     def repair(self, feedback: Feedback) -> str:
         """What was found, quoted and cut to its share of the limit."""
         name = "repair.md" if self.tag == "tl" else "repair_source.md"

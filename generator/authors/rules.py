@@ -18,7 +18,7 @@ from generator.scores import ScoreRule
 from generator.spec import TL_DTYPES, AttentionSpec, SpecError
 from generator.tl.expressions import expression
 from generator.tl.fold import substitute
-from generator.tl.ir import Allocate, Argument, Axis, Constant, DType, Expr, Grid, Hint, Num, Op, Option, Program, Var, names
+from generator.tl.ir import Allocate, Argument, Axis, Constant, DType, Expr, Grid, Hint, Num, Op, Option, Program, Var
 from generator.tl.parser import parse_or_raise
 from generator.tl.printer import print_expression
 
@@ -27,8 +27,6 @@ LOG2E, LN2 = 1.4426950408889634, 0.6931471805599453
 LAZY = 8
 #: What varies from element to element of a tile of scores.
 _ELEMENTS = {"S", "x", "kv"}
-_RAW = Op("*", (Var("S"), Var("scale")))
-_MMA_TARGETS = ("sm_75", "sm_80")
 
 
 class RuleAuthor:
@@ -85,7 +83,7 @@ class _Variant:
     @property
     def score(self) -> Expr:
         """The score in natural units, as a function of the product S."""
-        x: Expr = _RAW
+        x: Expr = Op("*", (Var("S"), Var("scale")))
         for _, rule, parameters in rule_uses(self.spec):
             if isinstance(rule, ScoreRule):
                 past_only = parameters.get("align") in self._past_only
@@ -100,23 +98,9 @@ class _Variant:
         return [self._read(rule.extra_logit, p) for _, rule, p in uses if isinstance(rule, ScoreRule) and rule.extra_logit]
 
     @property
-    def slope(self) -> tuple[Expr, Expr] | None:
-        """(a, b): where the score is S * scale + a * (kv - b), so that S can start as a / scale * cols: a multiply-add an element
-        less than a sum behind the product. The rest of the term is the same for a tile's whole row: in S it would cost digits.
-
-        For products that add to registers at no cost (mma.sync).
-        """
-        match self.score:
-            case Op("+", (raw, Op("*", (a, Op("-", (Var("kv"), b)))))) if raw == _RAW and "kv" not in names(a) | names(b):
-                return (a, b) if self.spec.scale > 0 and self.target in _MMA_TARGETS else None
-        return None
-
-    @property
     def keeps_raw_scores(self) -> bool:
-        """Whether S stays the plain product, or starts from `slope`'s term: its largest element, with what the row adds, is then
-        the largest logit only if the scale is positive.
-        """
-        return self.spec.scale > 0 and (self.score == _RAW or self.slope is not None)
+        """Whether S stays the plain product: its largest element is then the largest logit only if the scale is positive."""
+        return self.spec.scale > 0 and self.score == Op("*", (Var("S"), Var("scale")))
 
     @property
     def exponent(self) -> str:
@@ -131,8 +115,6 @@ class _Variant:
         if not self.keeps_raw_scores:
             return "S - base"
         fused = self.spec.dtype != "fp32" and not self.target.startswith("cpu")
-        if self.slope is not None:
-            return "S * c - (base - shift) * c"
         return "S * c - base * c" if fused else "(S - base) * c"
 
 
@@ -150,21 +132,15 @@ def _sketch_lines(v: _Variant) -> list[str]:
 def _loop_lines(v: _Variant) -> list[str]:
     """One pass over the keys."""
     scored = [] if v.keeps_raw_scores else [f"Compute S = {_text(_in_log2(v.score))}"]
-    start, largest = ["Compute GEMM Q, K^T and get S"], "rowmax(S)"
-    if v.slope is not None:
-        a, b = v.slope
-        per_unit = _text(Op("/", (a, Var("scale"))))
-        start = [f"Compute S = {per_unit} * cols", "Compute GEMM Q, K^T and accumulate S"]
-        scored, largest = [f"Compute shift = {per_unit} * ({_text(Op('-', (Var('first_key'), b)))})"], "rowmax(S) + shift"
     log2 = "({}) * c" if v.keeps_raw_scores else "{}"
     return [
         "for j = 0:tiles reversed",
         "Copy K from global to shared",
         "Copy V from global to shared",
-        *start,
+        "Compute GEMM Q, K^T and get S",
         *scored,
         f"Compute S = where({_text(v.visible)}, S, -inf)",
-        f"Compute new_max = max(row_max, {largest})",
+        "Compute new_max = max(row_max, rowmax(S))",
         f"Compute new_max = where({log2.format('new_max - row_max')} <= {LAZY}, row_max, new_max)",
         "Compute base = where(new_max == -inf, 0.0, new_max)",
         f"Compute corr = exp2({log2.format('row_max - base')})",
@@ -312,8 +288,7 @@ def _lets(decode: bool) -> dict[str, Expr]:
         rows = {"h": "hk * Group + m * BM + rows", "row": "0", "q": "SeqK - 1"}
     else:
         rows = {"row": "m * BM + rows", "q": "m * BM + rows + SeqK - SeqQ"}
-    keys = {"first_key": "j * BN", "kv": "j * BN + cols"}
-    return {name: expression(text) for name, text in ({"c": f"scale * {LOG2E}"} | rows | keys).items()}
+    return {name: expression(text) for name, text in ({"c": f"scale * {LOG2E}"} | rows | {"kv": "j * BN + cols"}).items()}
 
 
 def _settings(spec: AttentionSpec, decode: bool) -> tuple[Hint | Option, ...]:

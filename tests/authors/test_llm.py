@@ -74,6 +74,17 @@ def test_two_stages_sketch_then_code():
     assert outcome.best is judged
 
 
+def test_what_is_wrong_with_a_sketch_is_said_with_the_question_for_its_code(tmp_path):
+    store, found = TranscriptStore(tmp_path), ["line 2: Allocate belongs to code"]
+    script = Script([tl("good"), tl("good")])
+    run(script, {"good": 1.0}, record=store, check_sketch=lambda sketch: found[0] if sketch.startswith("Copy Q") else "?")
+    asked = script.requests[1].messages[-1].content
+    assert "That sketch is not right yet" in asked and "> line 2: Allocate belongs to code" in asked and "tagged `tl`" in asked
+    found[0] = "other words"
+    run(script, {"good": 1.0}, record=store, check_sketch=lambda sketch: found[0])
+    assert script.requests[3] == script.requests[1], "what was said of it then is said of it again"
+
+
 def test_one_pass_asks_once():
     script = Script([tl("good")])
     run(script, {"good": 1.0}, style="one_pass")

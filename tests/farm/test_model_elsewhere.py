@@ -52,7 +52,7 @@ def test_another_machine_replays_it_from_the_catalog_alone(tmp_path, bucket):
         first = ended(start(tmp_path / "one", server, uri, plan=plan))
         assert len(server.requests) == 4 and first["best"][0]["verdict"] == "verified"
     answers, said = (bucket.keys(f"team/kernels/transcripts/{kind}/") for kind in ("answers", "feedback"))
-    assert len(answers) == 4 and len(said) == 3 and not bucket.keys("team/kernels/transcripts/asked/")
+    assert len(answers) == 4 and len(said) == 4 and not bucket.keys("team/kernels/transcripts/asked/")
     again = ended(start(tmp_path / "two", None, uri, "--replay", plan=plan, key=""))
     assert again["known"] == 3 and "4 answers, 400 tokens in" in again["author"]
     other = bucket.uri("others/kernels")

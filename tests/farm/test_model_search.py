@@ -159,6 +159,18 @@ def test_a_hostile_sketch_is_no_trouble(tmp_path):
         assert server.requests[1]["messages"][2]["content"], "servers refuse messages without text"
 
 
+def test_a_sketch_is_checked_too(tmp_path):
+    """Prose is no error in it; what belongs to code is, and is told with the question for the code."""
+    wrong = SKETCH.replace("for j", "Allocate S in register (BM, BN) f32\nfor j", 1)
+    for i, (sketch, said) in enumerate([(SKETCH, "Good."), (wrong, "> "), (SKETCH + "end\n", "> ")]):
+        replies = [completion(f"```sketch\n{sketch}```"), completion(fenced(PROGRAM))]
+        with ChatServer(lambda _, n, replies=replies: replies[n]) as server:
+            [job] = solve(tmp_path / str(i), server)
+            asked = server.requests[1]["messages"][-1]["content"]
+        assert job.trouble is None and said in asked
+        assert ("Allocate belongs to code" in asked) == (sketch == wrong)
+
+
 GREEDY = {
     "never ends": (PROGRAM.replace("for j = 0:ceildiv(SeqK, BN) reversed", "for j = 0:2000000000"), 2.0, "loops are too long"),
     "takes all memory": (PROGRAM.replace("BM = 32", "BM = 1073741824"), 120.0, "ran out of memory"),

@@ -1,9 +1,12 @@
 """What a person sees of a sweep whose author is a language model: a line that is up to date, also while nothing ends."""
 
+import pytest
 from rich.console import Console
 
 from farm import progress
+from farm.jobs import Job
 from farm.progress import LiveDisplay, PlainDisplay, Tally
+from generator.spec import AttentionSpec
 
 LINE = "model m: 3 asked, the longest for 41 s; 7 answers, 1,200 tokens in, 400 out, 0.0131 USD"
 
@@ -16,6 +19,16 @@ def test_lines_tell_of_the_model_when_nothing_ends_for_a_while(monkeypatch):
     monkeypatch.setattr(progress, "SILENCE_S", 0.0)
     display.pulse()
     assert said == [LINE]
+
+
+@pytest.mark.parametrize(("mode", "shown"), [("rules", 1.5), ("llm", 2.0)])
+def test_the_closing_table_shows_the_longest_measured_of_the_rules_and_the_fastest_of_a_model(mode, shown):
+    spec, tally = AttentionSpec(1, 1, 8, 8, 1, 4, 4), Tally()
+    job = Job("0" * 64, spec, "cpu", "")
+    for generation, ratio in ((0, 2.0), (1, 1.5)):
+        row = {"reason_code": "ok", "author_mode": mode, "generation": generation, "ratio_p50": ratio}
+        tally.add(job, row, known=False)
+    assert tally.best[spec.hash, "cpu"]["ratio_p50"] == shown
 
 
 def test_rules_have_nothing_to_tell(monkeypatch):

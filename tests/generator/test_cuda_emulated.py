@@ -147,17 +147,6 @@ def test_blocks_are_taken_in_sections(
     check(of, "sm_80", tmp_path, {"BM": 32, "BN": 16})
 
 
-@pytest.mark.parametrize(
-    "hints", [ORDERS["rotated"], ORDERS["turns"], ORDERS["program order"]], ids=["rotated", "turns", "program"]
-)
-def test_products_that_start_from_values(hints: dict[str, str], tmp_path: Path) -> None:
-    """ALiBi's term of a column is where the product starts, that of a row joins its maximum; three tiles of keys and an edge."""
-    of = spec("bf16", 70, 60, masks=CAUSAL, scores=(Rule.make("alibi"),))
-    loop = kernel(of, "sm_80", {"BM": 64, "BN": 16}, warps="4", **hints).schedule["loops"][0]
-    assert loop["first"] == (["Gemm S"] if "rotate" in hints else ["Compute S", "Gemm S"])
-    check(of, "sm_80", tmp_path, {"BM": 64, "BN": 16}, warps="4", **hints)
-
-
 def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:
     """Scores near -1e5, a weight near 1 in most rows: the product of maximum and scale is rounded, and with it that weight."""
     of = spec("fp16", 40, 70, masks=CAUSAL)

@@ -88,7 +88,6 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
 def _wgmma(core: Program, target: Target) -> Translated:
     u = Unit.of(core, target)
     u.code.masks_as_bits = True
-    u.analysis = u.analysis.products_from_zero()
     frame, entry = Frame.of(u), names.entry(core.name)
     w = u.w
     w.raw(f"// {core.name}: from TL, for {target.isa}; {frame.groups} consumer warpgroups of {frame.row_blocks} x 64 rows")

@@ -107,7 +107,6 @@ class Overlapped(Pipeline):
         self.second = [c for c in self.copies if c.into not in first]
         self.ahead = min((tiles[c.into].stages for c in self.first), default=1)
         self.behind = min((tiles[c.into].stages for c in self.second), default=1)
-        self.opening = (*self.plan.schedule.before, *self.plan.schedule.first)
 
     def copy(self, copies: list[Copy], n: str, guarded: bool = True) -> None:
         """Starts the copies for iteration n; `guarded`: none behind the last."""
@@ -178,7 +177,7 @@ class Rotated(Overlapped):
         self.load_resident({c.into for c in self.copies})
         w("{", self.bind("0"))
         self.point(self.first, "0")
-        self.run(self.opening, Setting())
+        self.run(plan.schedule.first, Setting())
         if self.ahead == 1:
             w("__syncthreads();")
             self.copy(self.first, "1")
@@ -195,7 +194,7 @@ class Rotated(Overlapped):
             w("copy_commit();")
         self.point(self.first, it)
         self.point(self.second, f"{it} - 1")
-        self.run(self.opening, setting)
+        self.run(s.first, setting)
         if self.ahead == 1 or self.behind == 1:
             w("copy_wait<0>();" if self.behind == 1 else "", "__syncthreads();")
         if self.behind > 1:
@@ -234,9 +233,8 @@ class Turns(Overlapped):
         self.load_resident({c.into for c in self.copies})
         w(f"if (behind) {self.barrier}")
         self.point(self.first, "0")
-        w("{", self.bind("0"))
-        self.run(self.opening, Setting())
-        w("}", self.barrier)
+        self.run(self.plan.schedule.first, Setting())
+        w(self.barrier)
         kernel.segments(self.plan, k, self.body)
         w(f"if (!behind) {self.barrier}", "}")
         self.leave()
@@ -258,8 +256,8 @@ class Turns(Overlapped):
         self.point(self.second, it)
         self.run(s.second, setting)
         self.point(self.first, f"{it} + 1")
-        w(f"if ({it} + 1 < count{self.k}) {{", self.bind(f"{it} + 1"))
-        self.run(self.opening, setting)
+        w(f"if ({it} + 1 < count{self.k}) {{")
+        self.run(s.first, setting)
         w("}", self.barrier)
 
     def _anchor(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from generator.tl.ir import Compute, Copy, Expr, For, Num, Op, Program, Stmt, Var, walk, walk_statements
@@ -89,11 +89,6 @@ class Analysis:
     def plan(self, loop: For) -> LoopPlan:
         """The plan of this very loop statement."""
         return next(p for p in self.loops if p.loop is loop)
-
-    def products_from_zero(self) -> Analysis:
-        """The same for a target whose products ahead start at zero: loops that would need more are in program order."""
-        plans = tuple(replace(p, schedule=p.schedule.in_order()) if p.schedule.before else p for p in self.loops)
-        return replace(self, loops=plans)
 
     def to_plain(self) -> dict[str, Any]:
         """The record as plain JSON values, for people and for golden tests."""
@@ -226,7 +221,7 @@ def _plain_loop(p: LoopPlan) -> dict[str, Any]:
         "full": [show(r.full_lo), show(r.full_hi)],
         "edge_above": r.edge_above,
         "schedule": p.schedule.kind,
-        "first": statements((*p.schedule.before, *p.schedule.first)),
+        "first": statements(p.schedule.first),
         "early": statements(p.schedule.early),
         "late": statements(p.schedule.late),
         "second": statements(p.schedule.second),

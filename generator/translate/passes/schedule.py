@@ -17,10 +17,7 @@ Kind = Literal["stream", "rotated", "plain"]
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Groups as positions in the loop's body; `why` tells why it is not rotated ("" when it is).
-
-    before: statements that give products of `first` their initial values; only where it is rotated.
-    """
+    """Groups as positions in the loop's body; `why` tells why it is not rotated ("" when it is)."""
 
     kind: Kind
     first: tuple[int, ...]  # A: products that depend on no carried value
@@ -29,13 +26,6 @@ class Schedule:
     second: tuple[int, ...]  # C: the other products
     deferred: tuple[str, ...]  # row sums that may stay in parts until the loop ends (reassociates)
     why: str = ""
-    before: tuple[int, ...] = ()
-
-    def in_order(self) -> Schedule:
-        """The same loop in program order, for a target whose products start at zero."""
-        code = tuple(sorted((*self.before, *self.early, *self.late)))
-        products = tuple(sorted((*self.first, *self.second)))
-        return Schedule("plain", (), code, (), products, self.deferred, "the first product starts from computed values")
 
 
 def schedule(loop: For, program: Program) -> Schedule:
@@ -48,42 +38,32 @@ def schedule(loop: For, program: Program) -> Schedule:
     gemms = [i for i in positions if isinstance(loop.body[i], Gemm)]
     if gemms and gemms == positions:
         return Schedule("stream", (), (), (), tuple(gemms), deferred, "the body holds matrix products only")
-    before, first, rest = _independent(loop.body, positions, set(state))
+    first, rest = _independent(loop.body, positions, set(state))
     second = [i for i in rest if i in gemms]
     code = [i for i in rest if i not in gemms]
     why = _why_not_rotated(loop.body, first, code, second, state)
     if not why and program.hints.get("rotate") == "off":
         why = "the program's hint"
     if why:
-        return Schedule("plain", tuple(first), tuple(sorted((*before, *code))), (), tuple(second), deferred, why)
+        return Schedule("plain", tuple(first), tuple(code), (), tuple(second), deferred, why)
     early, late = _split(loop.body, code, second)
-    return Schedule("rotated", tuple(first), tuple(early), tuple(late), tuple(second), deferred, before=tuple(before))
+    return Schedule("rotated", tuple(first), tuple(early), tuple(late), tuple(second), deferred)
 
 
-def _independent(body: tuple[Stmt, ...], positions: list[int], state: set[str]) -> tuple[list[int], list[int], list[int]]:
-    """Products at the head of the body that depend on no carried value, the values that they start from, and all that follows."""
+def _independent(body: tuple[Stmt, ...], positions: list[int], state: set[str]) -> tuple[list[int], list[int]]:
+    """Products at the head of the body that depend on no carried value, and all that follows."""
     tainted = set(state)
-    before: list[int] = []
     first: list[int] = []
     rest: list[int] = []
     for i in positions:
         s = body[i]
-        free = not (uses(s) | defs(s)) & tainted and not rest
-        if free and isinstance(s, Gemm):
+        if isinstance(s, Gemm) and not (uses(s) | defs(s)) & tainted and not rest:
             first.append(i)
-        elif free and isinstance(s, Compute) and _starts_product(s, body[i + 1 :]):
-            before.append(i)
         else:
             rest.append(i)
         if uses(s) & tainted:
             tainted |= defs(s)
-    return before, first, rest
-
-
-def _starts_product(s: Compute, behind: tuple[Stmt, ...]) -> bool:
-    """Whether the next statement that touches the tile is a product that adds to it."""
-    touching = next((x for x in behind if s.into in uses(x) | defs(x)), None)
-    return isinstance(touching, Gemm) and touching.into == s.into and touching.accumulate
+    return first, rest
 
 
 def _why_not_rotated(body: tuple[Stmt, ...], first: list[int], code: list[int], second: list[int], state: tuple[str, ...]) -> str:
