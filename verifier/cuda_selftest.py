@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from generator.spec import AttentionSpec
@@ -17,7 +18,7 @@ from verifier.compile import compile_translated
 from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
 from verifier.cuda_benchmark import measure_cuda
 from verifier.cuda_sandbox import device_facts
-from verifier.environment import device_key
+from verifier.environment import cores_given, device_key
 from verifier.gpu import NoDevice, capability_of
 from verifier.judge import judge
 from verifier.records import CompileFailed, Failed, Measurement, Passed, Verdict
@@ -40,13 +41,14 @@ def gpu_checks(cache_dir: str | os.PathLike[str], device: str, quick: bool) -> I
     yield facts
     if not facts.ok:
         return
-    for dtype in _dtypes(device, quick):
+    traps, dtypes = tuple(trap for trap in CUDA_TRAPS if trap.quick or not quick), _dtypes(device, quick)
+    _compile_ahead(cache_dir, device, [*(("good", dtype) for dtype in dtypes), *((trap.name, "fp16") for trap in traps)])
+    for dtype in dtypes:
         started = time.monotonic()
         verdict = gpu_verdict(cache_dir, device, "good", replace(SPEC, dtype=dtype))
         yield Check(f"known good kernel, {dtype}", "ok", words(verdict), isinstance(verdict, Passed), since(started))
-    for trap in CUDA_TRAPS:
-        if trap.quick or not quick:
-            yield _trap(cache_dir, device, trap)
+    for trap in traps:
+        yield _trap(cache_dir, device, trap)
     started = time.monotonic()
     verdict = gpu_verdict(cache_dir, device, "good", replace(SPEC, dtype="fp16"))
     yield Check("known good kernel after all of them", "ok", words(verdict), isinstance(verdict, Passed), since(started))
@@ -77,6 +79,17 @@ def _trap(cache_dir: str | os.PathLike[str], device: str, trap: CudaTrap) -> Che
     verdict = gpu_verdict(cache_dir, device, trap.name, replace(SPEC, dtype="fp16"))
     right = isinstance(verdict, Failed) and verdict.reason == trap.reason and trap.check in ("", verdict.witness.check)
     return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check or 'any check'})", words(verdict), right, since(started))
+
+
+def _compile_ahead(cache_dir: str | os.PathLike[str], device: str, kernels: Sequence[tuple[str, str]]) -> None:
+    """(name, dtype) into the cache, several at a time: one after another they take longer than all that is judged by them."""
+    arch = "sm_{}{}".format(*capability_of(device))
+
+    def one(kernel: tuple[str, str]) -> None:
+        compile_translated(cuda_kernel(replace(SPEC, dtype=kernel[1]), arch, kernel[0]), cache_dir, arch=arch)
+
+    with ThreadPoolExecutor(cores_given()) as pool:
+        list(pool.map(one, dict.fromkeys(kernels)))
 
 
 def gpu_verdict(cache_dir: str | os.PathLike[str], device: str, name: str, spec: AttentionSpec) -> Verdict | str:
