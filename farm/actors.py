@@ -174,17 +174,17 @@ _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False
 LEAN = {"RAY_task_events_report_interval_ms": "0", "RAY_enable_metrics_collection": "0"}
 
 
-def start_session(address: str, num_cpus: int) -> str:
-    """Connects to a cluster, or starts one on this machine for "local". Returns the session's folder ("" for a foreign cluster).
+def start_session(address: str, num_cpus: int, folder: str = "") -> None:
+    """Connects to a cluster, or starts one on this machine for "local", whose files are then all below `folder` ("": Ray's own).
 
     The address is always explicit: Ray on its own joins any cluster that is announced on the machine.
     """
     if address != "local":
         join_cluster(address)
-        return ""
+        return
     os.environ.update(LEAN)
-    context = ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **_QUIET)
-    return str(context.address_info["session_dir"])
+    where = {"_temp_dir": folder} if folder else {}
+    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **where, **_QUIET)
 
 
 def join_cluster(address: str) -> None:

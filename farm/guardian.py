@@ -1,8 +1,8 @@
 """Kills what a sweep leaves behind when its driver dies, however it dies. Starts nothing and judges nothing.
 
 The guardian is a small process in a session of its own, at the other end of a pipe that only the driver holds. When the pipe
-ends it looks through /proc for processes of this run (by a mark in their environment, or by an open file in the run's Ray session
-folder, since Ray's processes overwrite their environment with their title) and kills them until none is left.
+ends it looks through /proc for processes of this run (by a mark in their environment, or by an open file in the run's own folder
+for Ray, whose processes overwrite their environment with their title) and kills them until none is left.
 
 Runs as a script without the rest of the package, so that it starts in milliseconds and holds little memory.
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from verifier.environment import cores_given
 if TYPE_CHECKING:
     from farm.preflight import Preflight
     from farm.ray_executor import RayExecutor
+
+#: A socket's path has at most 107 characters; Ray adds up to 68.
+LONGEST_PLACE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +107,24 @@ class OnRay:
 
         guardian = Guardian(self._run_id)
         try:
-            wishes = local_wishes(self._targets, stages_of(self._shop).devices()) if self._options.address == "local" else ()
-            held = sum(int(dict(wish.options)["num_cpus"]) for wish in wishes)  # by devices' actors, which mostly wait
-            folder = actors.start_session(self._options.address, cores_given() + held)
-            if not folder:
+            if self._options.address != "local":
+                actors.start_session(self._options.address, 0)
                 return guardian, RayExecutor(self._shop, targets=self._targets, unmet=self._unmet)
-            guardian.watch_folder(folder)
+            wishes = local_wishes(self._targets, stages_of(self._shop).devices())
+            held = sum(int(dict(wish.options)["num_cpus"]) for wish in wishes)  # by devices' actors, which mostly wait
+            actors.start_session("local", cores_given() + held, _watched_folder(guardian, self._run_id))
             return guardian, RayExecutor(self._shop, wishes, cores_given())
         except BaseException:
             guardian.close()
             raise
+
+
+def _watched_folder(guardian: Guardian, run_id: str) -> str:
+    """A new folder for all files of a session, known to the guardian before Ray's first process starts; of Ray's own choice one
+    hears only afterwards. Its name is short, since the paths of Ray's sockets must be.
+    """
+    place = tempfile.gettempdir() if len(tempfile.gettempdir()) <= LONGEST_PLACE else "/tmp"
+    folder = f"{place}/farm-{run_id.rpartition('-')[2]}"
+    guardian.watch_folder(folder)
+    os.mkdir(folder, 0o700)
+    return folder
