@@ -15,7 +15,7 @@ from farm.jobs import ASIDE, Job, Row
 from farm.places import AttemptsAt
 from farm.plan import Plan
 from generator.authors.rules import RuleAuthor
-from generator.canonical import digest_text
+from generator.canonical import canonical_json, digest_text
 from generator.spec import AttentionSpec, SpecError
 from generator.targets import find_target
 from generator.tl.ir import Program
@@ -227,9 +227,11 @@ def in_turn(sources: Sequence[Iterable[Choice]]) -> Iterator[Choice]:
 def fastest_first(measured: Sequence[tuple[Choice, Row]]) -> list[Choice]:
     """The choices whose rows are verified and timed, fastest first.
 
-    By the ratio to the rival of the same run where all have one: a busy machine slows both. Ties go to the earlier choice.
+    By the ratio to the rival of the same run where all have one: a busy machine slows both. Ties go the same way in every start,
+    whichever ended first.
     """
     right = [(holes, row) for holes, row in measured if row["reason_code"] == "ok" and row.get("p50_s")]
+    right.sort(key=lambda pair: canonical_json(pair[0]))
     if all(row.get("ratio_p50") for _, row in right) and len({row.get("baseline_name") for _, row in right}) == 1:
         return [holes for holes, _ in sorted(right, key=lambda pair: -pair[1]["ratio_p50"])]
     return [holes for holes, _ in sorted(right, key=lambda pair: pair[1]["p50_s"])]

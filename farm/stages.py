@@ -145,9 +145,9 @@ def row_without_verdict(job: Job, reason: str, message: str) -> Row:
 
 
 def row_of(job: Job, shop: Shop | None, columns: dict[str, Any], reason: str, message: str) -> Row:
-    """The row of a job that ended for a reason."""
+    """The row of a job that ended for a reason, on a device or before it came to the one that it was for."""
     return make_row(
-        **columns,
+        **({"device_key": job.device_key} | columns),
         attempt_key=job.key,
         attempt_no=job.attempt_no,
         reason_code=reason,

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from typing import Any
 
 from catalog import store
 from catalog.schema import make_row
+from farm import stages
 from farm.history import History
 from farm.jobs import ASIDE, Job
 from farm.places import AttemptsAt, Place
 from farm.plan import Plan, Tuning
-from farm.search import RuleSearch, Versions
+from farm.search import RuleSearch, Versions, fastest_first
 from generator.authors.rules import RuleAuthor
 from generator.spec import AttentionSpec, Rule
 from generator.targets import find_target
@@ -191,6 +193,29 @@ def test_a_search_that_ended_makes_no_new_attempt(tmp_path) -> None:
             changes |= {"generation": row["generation"], "attempt_key": job.key}
             writer.append(row_of(SPEC, job.columns["tuning"], 0, **changes))
     assert run() == 0
+
+
+def test_a_search_that_was_killed_twice_goes_on_with_the_candidates_of_before(tmp_path) -> None:
+    """Those that were in hand have rows that say so, and these are of the device that they were for."""
+    opened, (translator, harness) = store.open(tmp_path / "catalog", create=True), stages.versions()
+    search_of, attempts = Versions(translator, harness), Place("sm_80", "d" * 64, "a100")
+    asked: list[list[dict[str, Any]]] = []
+    for start in range(3):
+        machine, plan = Machine(), Plan("test", (), tuning=Tuning(candidates=4))
+        solver = RuleSearch(plan, search_of, history=History(opened))
+        asyncio.run(solver.solve(SPEC, "sm_80", AttemptsAt(attempts, machine)))
+        asked.append(machine.tried())
+        with opened.writer(f"r{start}") as writer:
+            for job in machine.jobs[1:3]:
+                writer.append(stages.row_without_verdict(replace(job, attempt_no=start + 1), "not_run", "stopped"))
+    in_hand = asked[0][1:3]
+    assert asked[1][:2] == asked[2][:2] == in_hand and in_hand != asked[0][:2]
+    assert set(opened.rows(["device_key"])["device_key"].to_pylist()) == {"d" * 64}
+
+
+def test_equal_times_are_ordered_alike_in_every_start() -> None:
+    even = [({"BM": n}, {"reason_code": "ok", "p50_s": 1.0, "ratio_p50": 1.0, "baseline_name": "x"}) for n in (64, 16, 32)]
+    assert fastest_first(even) == fastest_first(even[::-1])
 
 
 def test_choices_that_the_author_no_longer_offers_are_left_out(tmp_path) -> None:
