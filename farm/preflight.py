@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm import actors
 from farm.actors import ray
-from farm.nodes import builder_rooms, classes_of, node_wishes, unmet_targets
+from farm.nodes import builder_rooms, classes_of, node_wishes, targets_of_class, unmet_targets
 
 ANSWER_S = 60.0  # for all nodes together; a node's first worker imports the farm's packages
 
@@ -76,10 +76,16 @@ def preflight(targets: tuple[str, ...], timeout_s: float = ANSWER_S) -> Prefligh
     looks.sort(key=lambda look: (look.address, look.node_id))
     refused = {look.node_id for look in looks if look.refused}
     serving = [n for n in nodes if n["NodeID"] not in refused]
-    wishes = node_wishes(targets, serving)
-    return Preflight(
-        tuple(looks), unmet_targets(targets, serving), sum(builder_rooms(serving, wishes).values()), actors.dashboard()
-    )
+    wishes, unmet = node_wishes(targets, serving), unmet_targets(targets, serving)
+    unmet |= {target: why for target in unmet if (why := _all_refused(target, looks))}
+    return Preflight(tuple(looks), unmet, sum(builder_rooms(serving, wishes).values()), actors.dashboard())
+
+
+def _all_refused(target: str, looks: list[NodeLook]) -> str:
+    """Why a target has no device although nodes have one; "" where none has."""
+    there = [look for look in looks if look.refused and any(target in targets_of_class(name) for name in look.classes)]
+    told = "; ".join(f"{look.address} ({look.node_id[:8]}): {look.refused[0]}" for look in there)
+    return f"every node that has a device for it is refused: {told}" if told else ""
 
 
 def _answer(ref: Any) -> dict[str, str] | str:

@@ -280,7 +280,7 @@ class RayExecutor:
         for ref in ready:
             if ref in self._building:
                 self._built_one(ref, self._building.pop(ref))
-            elif (slot := owners.get(ref)) is not None and (ref is slot.hello or ref in slot.tasks):
+            elif (slot := owners.get(ref)) is not None and (ref == slot.hello or ref in slot.tasks):
                 self._heard(slot, ref)  # else: its actor died a moment ago, and its jobs were dealt with
 
     def _built_one(self, ref: Any, building: _Building) -> None:
@@ -325,7 +325,7 @@ class RayExecutor:
         except Exception as error:
             self._actor_died(slot, error)
             return
-        if ref is slot.hello:
+        if ref == slot.hello:
             slot.hello, slot.device = None, result.device
             slot.out_of_service = "; ".join(result.problems)
             return

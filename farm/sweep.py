@@ -22,6 +22,7 @@ from farm.console import InputError
 from farm.devices import devices_here
 from farm.executors import Executor, stages_of
 from farm.jobs import Row, Shop, new_run_id
+from farm.known_rows import KnownRows
 from farm.model_feedback import TOLD_COLUMNS
 from farm.on_ray import OnRay, Options, executor_for
 from farm.places import AttemptsAt, Place
@@ -42,11 +43,6 @@ if TYPE_CHECKING:
 #: How long a cluster's sweep with nothing else to do waits for a kind of device of which the last one left.
 DEVICE_PATIENCE_S = 300.0
 FENCE_LOOK_S = 5.0  # between looks for a later start of the same sweep
-#: What is kept in memory of attempts that ended in earlier starts.
-_KNOWN = (
-    "row_id", "attempt_key", "attempt_no", "reason_code", "message", "p50_s", "baseline_name", "baseline_p50_s", "ratio_p50",
-    "ratio_low", "ratio_high", "generation", "author_mode", "compile_s", "verify_s", "measure_s", "again_s", "spill_bytes",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,29 +85,17 @@ class Summary:
         }
 
 
-class KnownRows:
-    """Attempts that ended before this start, by their key. more: columns besides those that every sweep needs."""
-
-    def __init__(self, opened: Catalog, more: tuple[str, ...] = ()) -> None:
-        self._table = opened.rows((*_KNOWN, *more))
-        keys = self._table.column("attempt_key").to_pylist()
-        self._index = {bytes.fromhex(key): i for i, key in enumerate(keys)}
-
-    def get(self, key: str) -> Row | None:
-        index = self._index.get(bytes.fromhex(key))
-        return None if index is None else self._table.slice(index, 1).to_pylist()[0]
-
-
-def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf = author_of) -> Summary:
+def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | None = None) -> Summary:
     """Every problem of the plan that the catalog does not answer yet. Returns after the last one, or soon after a signal.
 
-    authors: gives the author, as `farm.authors.author_of` does.
+    authors: gives the author, as `farm.authors.author_of` does, who works in this process. Left out, the plan's own works here,
+    too; on a cluster as an actor.
     """
     try:
         plan = dataclasses.replace(plan, targets=resolved_targets(plan.targets))
     except ValueError as error:
         raise InputError("", str(error)) from None
-    endpoint = endpoint_of(plan)
+    endpoint, authors = endpoint_of(plan), authors or _authors(options)
     if options.sanitize and options.address == "local":
         check_sanitizer(plan.targets)
     checked = _preflight(plan, options)  # before anything is written
@@ -146,6 +130,17 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf = 
     if not opened.is_fenced(run_id):
         opened.record_run(run_id, sweep_id, counts.planned + counts.known, counts.known)
     return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason, tally.author())
+
+
+def _authors(options: Options) -> AuthorOf:
+    """On one machine the driver is the author, too: an actor would have no core of its own there, and would start Ray for nothing
+    where everything is done already.
+    """
+    if not options.on_cluster:
+        return author_of
+    from farm.author_actor import author_on_ray
+
+    return author_on_ray
 
 
 def _preflight(plan: Plan, options: Options) -> Preflight | None:
@@ -226,6 +221,7 @@ async def _run(
     translator, harness = stages_of(shop).versions()
     versions = Versions(translator, harness + (SANITIZED if shop.sanitize else ""))  # other attempts than without it
     watching = asyncio.ensure_future(watch.run(sweep, display))
+    sweep.executor.places(plan.targets)  # a cluster's devices start while the author does
     try:
         async with authors(versions, endpoint, display.note) as author:
             display.tally.author, sweep.width = author.line, author.width
@@ -245,7 +241,6 @@ class _Streams:
 
     async def first(self) -> list[Stream]:
         """After every device has said what it is: only then is it known which targets have none."""
-        self._executor.places(self._plan.targets)  # starts what has to be started
         while not self._executor.settled:
             await asyncio.sleep(0.1)
         return self._of(self._executor.places(self._plan.targets))

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -21,21 +23,27 @@ from typing import Any
 
 import psutil
 import pytest
+import yaml
 
 from catalog import audit, journal, store, writing
 from catalog.store import Catalog
 from farm import standin
+from farm.authors import Author
 from farm.jobs import Job, Row, Shop
+from farm.known_rows import KnownRows
 from farm.places import Place
+from farm.plan import Budget, read_plan
 from farm.progress import PlainDisplay, Tally
 from farm.scheduler import Search, Sweep
-from farm.sweep import KnownRows
+from farm.search import Versions
+from farm.sweep import _solve
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
 
 actors = pytest.importorskip("farm.actors")
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from farm.author_actor import author_on_ray  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
 
 pytestmark = pytest.mark.slow
@@ -63,9 +71,39 @@ class Farm:
         self.shop = Shop(str(folder / "catalog"), str(folder), stages="farm.standin", prove_wall_s=30.0)
         self.opened: Catalog = store.open(self.shop.catalog, create=True)
         self.executor: RayExecutor
+        self.author: Author
+        self.notes: list[str] = []
 
     def run(self, words: str, count: int = 3, meanwhile: Callable[[], Any] | None = None, **options: Any) -> Sweep:
         """One start, from joining the cluster to the end; the invariants that hold whatever happens are checked."""
+
+        async def here(sweep: Sweep) -> None:
+            running = asyncio.ensure_future(sweep.run(searches(self.executor.places(TARGETS), count, words)))
+            if meanwhile is not None:
+                await meanwhile()
+            await asyncio.wait_for(running, 100)
+
+        return self.start(here, **options)
+
+    def run_far(self, words: str, seqlens: int = 3, meanwhile: Callable[[Sweep], Any] | None = None, **options: Any) -> Sweep:
+        """The same with an author that is an actor: two candidates for each problem."""
+        model = {"name": words, "num_heads": 1, "head_dim": 16, "seqlens": list(range(5, 5 + seqlens))}
+        plan = read_plan(
+            yaml.safe_dump({"name": "far", "dtypes": ["fp16"], "tuning": {"candidates": 2}, "models": [model]}), "far"
+        )
+
+        async def far(sweep: Sweep) -> None:
+            versions = Versions(*standin.versions())
+            async with author_on_ray(plan, self.shop, versions, None, self.notes.append, standin.author_of) as self.author:
+                problems = [(spec, place) for spec in plan.specs() for place in self.executor.places(TARGETS)]
+                running = asyncio.ensure_future(sweep.run(functools.partial(_solve, self.author, *each) for each in problems))
+                if meanwhile is not None:
+                    await meanwhile(sweep)
+                await asyncio.wait_for(running, 100)
+
+        return self.start(far, **options)
+
+    def start(self, work: Callable[[Sweep], Any], **options: Any) -> Sweep:
         run_id = f"run-{time.monotonic_ns()}"
         self.opened.start_run(run_id, "faults")
         self.executor = RayExecutor(self.shop, targets=TARGETS, patience_s=1.0)
@@ -75,20 +113,17 @@ class Farm:
                     self.executor, writer, KnownRows(self.opened), PlainDisplay(Tally(), lambda line: None),
                     interrupted_row=standin.row_without_verdict, **options,
                 )  # fmt: skip
-                asyncio.run(self._sweep(sweep, words, count, meanwhile))
+                asyncio.run(self._settled(sweep, work))
         finally:
             self.executor.close()
         self.opened.record_run(run_id, "faults", sweep.counts.planned + sweep.counts.known, sweep.counts.known)
         self.check(sweep)
         return sweep
 
-    async def _sweep(self, sweep: Sweep, words: str, count: int, meanwhile: Callable[[], Any] | None) -> None:
+    async def _settled(self, sweep: Sweep, work: Callable[[Sweep], Any]) -> None:
         while not self.executor.settled:
             await asyncio.sleep(0.05)
-        running = asyncio.ensure_future(sweep.run(searches(self.executor.places(TARGETS), count, words)))
-        if meanwhile is not None:
-            await meanwhile()
-        await asyncio.wait_for(running, 100)
+        await work(sweep)
 
     def check(self, sweep: Sweep) -> None:
         """Planned rows = terminal rows; the catalog is whole; nothing that had ended was made again."""
@@ -174,6 +209,44 @@ def test_what_a_worker_cannot_end_itself_the_second_wall_ends(farm: Farm, monkey
     monkeypatch.setattr(ray_executor, "GRACE_S", -26.0)  # of the shop's 30 s, 4 are left
     farm.run("t4:prove=60", count=1)
     assert farm.reasons()["ok"] == 2 and farm.reasons(history=True)["lost_node"] == 3, "tried three times, and given up"
+
+
+# -------------------------------------------------------------------------------------------------------------- the author
+
+
+def test_an_author_that_is_killed_costs_no_attempt(farm: Farm) -> None:
+    """Another one begins the open problems again; what had ended meanwhile is not made once more."""
+    before = workers("ray::AuthorActor")
+    done = farm.run_far("prove=0.1 die-author once")
+    assert farm.reasons(history=True) == {"ok": 18} and done.counts.planned == 18
+    assert [note.partition(" (")[0] for note in farm.notes] == ["the author was lost"]
+    assert farm.author.line() == "a stand-in writes"
+    ended("ray::AuthorActor", before)
+
+
+@pytest.mark.soak
+def test_a_sweep_that_is_stopped_lets_go_of_its_author_and_goes_on_later(farm: Farm) -> None:
+    """As by Ctrl-C: what was in hand has rows that say so; and a budget stops an author that is far away, too."""
+
+    async def stop(sweep: Sweep) -> None:
+        while sweep.counts.ended < 3:
+            await asyncio.sleep(0.02)
+        sweep.stop("stopped by SIGINT")
+
+    before = workers("ray::AuthorActor")
+    stopped = farm.run_far("prove=0.2", meanwhile=stop)
+    assert 3 <= stopped.counts.by_reason["ok"] < 18 and stopped.counts.by_reason["not_run"] >= 1
+    ended("ray::AuthorActor", before)
+    spent = farm.run_far("prove=0.05", budget=Budget(attempts=2))
+    assert spent.stop_reason == "budget: 2 attempts are made" and spent.counts.planned == 2
+    last = farm.run_far("prove=0.05")
+    assert farm.reasons() == {"ok": 18} and last.counts.known == stopped.counts.by_reason["ok"] + 2
+
+
+@pytest.mark.soak
+def test_an_author_that_keeps_dying_ends_the_sweep_and_says_so(farm: Farm) -> None:
+    done = farm.run_far("prove=0.1 die-author")
+    assert re.fullmatch(r"the author was lost 3 times in a row, the last time: \w+Error: .*", done.stop_reason)
 
 
 # ---------------------------------------------------------------------------------------------------------------- storage
@@ -271,7 +344,7 @@ def test_a_driver_that_is_killed_leaves_no_actor_behind_and_is_gone_on_from(
     argv = [sys.executable, "-m", "farm", "sweep", str(tmp_path / "plan.yaml"), "--stages", "farm.standin", "-q", "--json"]
     argv += ["--catalog", str(tmp_path / "c"), "--address", cluster.address]
     environment = os.environ | {"FARM_CACHE": str(tmp_path / "cache")}
-    before = device_workers()
+    before = all_workers()
     running = subprocess.Popen(argv, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = tmp_path / "kernel-farm" / "standin.log"
     until = time.monotonic() + 60
@@ -280,7 +353,7 @@ def test_a_driver_that_is_killed_leaves_no_actor_behind_and_is_gone_on_from(
     running.send_signal(number)
     running.wait(20)
     until = time.monotonic() + 10
-    while (left := device_workers() - before) and time.monotonic() < until:
+    while (left := all_workers() - before) and time.monotonic() < until:
         time.sleep(0.1)
     assert not left, "actors outlive their driver"
     finished = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
@@ -298,11 +371,24 @@ def done(log: Path, folder: Path) -> list[str]:
     return [line for path in journals for line in path.read_text().splitlines()[1:]]
 
 
-def device_workers() -> set[int]:
+def all_workers() -> set[int]:
+    return workers("ray::Device") | workers("ray::Builder") | workers("ray::AuthorActor")
+
+
+def ended(title: str, before: set[int]) -> None:
+    """Waits until no process is left that is called so and was not there before."""
+    until = time.monotonic() + 10
+    while (left := workers(title) - before) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not left
+
+
+def workers(title: str) -> set[int]:
+    """Living processes of Ray's that are called so."""
     found = set()
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if " ".join(process.cmdline()).startswith("ray::Device"):
+            if " ".join(process.cmdline()).startswith(title):
                 found.add(process.pid)
     return found
 
