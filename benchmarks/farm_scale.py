@@ -31,9 +31,14 @@ import psutil
 
 from catalog import store
 from farm import standin
+from farm.authors import Author
 from farm.jobs import Job, Row, Shop
+from farm.places import Place
+from farm.plan import Plan, Tuning
 from farm.progress import PlainDisplay, Tally
 from farm.scheduler import Counts, Search, Sweep
+from farm.search import Versions
+from farm.sweep import _solve
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
 
@@ -71,7 +76,8 @@ def cpu_by_kind() -> Counter[str]:
             times, name = process.cpu_times(), process.name()
         except psutil.Error:
             continue
-        kind = "driver" if process.pid == me.pid else KINDS.get(name, "workers" if name.startswith("ray::") else "Ray's agents")
+        kind = KINDS.get(name, "workers" if name.startswith("ray::") else "Ray's agents")
+        kind = "driver" if process.pid == me.pid else "author" if name.startswith("ray::AuthorAct") else kind
         found[kind] += times.user + times.system
     return found
 
@@ -90,8 +96,8 @@ def overhead(num_devices: int, attempts: int, candidate_s: float) -> dict[str, A
         return {"devices": num_devices} | swept(executor, shop, "cpu-avx2", "cpu", num_devices, attempts, candidate_s)
 
 
-def nodes(num_nodes: int, attempts: int, candidate_s: float) -> dict[str, Any]:
-    """The same on a cluster: a head with builders, and so many nodes with a stand-in A100 each."""
+def nodes(num_nodes: int, attempts: int, candidate_s: float, far_author: bool) -> dict[str, Any]:
+    """The same on a cluster: a head with builders, and so many nodes with a stand-in A100 each; the author an actor, too."""
     from ray.cluster_utils import Cluster
 
     from farm.actors import LEAN, start_session
@@ -110,29 +116,55 @@ def nodes(num_nodes: int, attempts: int, candidate_s: float) -> dict[str, Any]:
             executor = RayExecutor(shop, targets=("sm_80",))
             while not executor.settled or len(executor.state()["devices"]) < num_nodes:
                 time.sleep(0.1)
-            return {"nodes": num_nodes} | swept(executor, shop, "sm_80", "a100", num_nodes, attempts * num_nodes, candidate_s)
+            args = (executor, shop, "sm_80", "a100", num_nodes, attempts * num_nodes, candidate_s, far_author)
+            return {"nodes": num_nodes, "author": "actor" if far_author else "driver"} | swept(*args)
     finally:
         cluster.shutdown()
 
 
 def swept(
-    executor: Any, shop: Shop, target: str, device_class: str, num_devices: int, attempts: int, candidate_s: float
+    executor: Any,
+    shop: Shop,
+    target: str,
+    device_class: str,
+    num_devices: int,
+    attempts: int,
+    candidate_s: float,
+    far_author: bool = False,
 ) -> dict[str, Any]:
     """Runs a sweep after a short one that brings every worker up; what it took, a dict for the results."""
     key, opened = digest_text(device_class), store.open(shop.catalog, create=True)
 
-    def run(first: int, count: int, words: str, writer: Any) -> Counts:
-        sweep = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None))
-        made = (partial(_one, job(first + n, words, target, key)) for n in range(count))
-        return asyncio.run(sweep.run(made))
+    def problems(author: Author | None, first: int, count: int, words: str) -> Iterator[Search]:
+        for number in range(first, first + count):
+            made = job(number, words, target, key)
+            place = Place(target, key, device_class)
+            yield partial(_solve, author, made.spec, place) if author else partial(_one, made)
+
+    async def run(author: Author | None, first: int, count: int, words: str, writer: Any) -> Counts:
+        width = author.width if author else 0
+        sweep = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None), width=width)
+        return await sweep.run(problems(author, first, count, words))
+
+    async def both(writer: Any, author: Author | None) -> tuple[Counts, Counter[str], float, float]:
+        await run(author, 0, 4 * num_devices, "prove=0.3", writer)
+        await asyncio.sleep(WARM_S)
+        before, busy, started = cpu_by_kind(), executor.busy_s(), time.monotonic()
+        counts = await run(author, 1_000_000, attempts, f"prove={candidate_s}", writer)
+        wall_s = time.monotonic() - started
+        return counts, cpu_by_kind() - before, executor.busy_s() - busy, wall_s
+
+    async def whole(writer: Any) -> tuple[Counts, Counter[str], float, float]:
+        if not far_author:
+            return await both(writer, None)
+        from farm.author_actor import author_on_ray
+
+        plan, versions = Plan("scale", (), tuning=Tuning(candidates=1)), Versions(*standin.versions())
+        async with author_on_ray(plan, shop, versions, None, print, standin.author_of) as author:
+            return await both(writer, author)
 
     with opened.writer("scale") as writer:
-        run(0, 4 * num_devices, "prove=0.3", writer)
-        time.sleep(WARM_S)
-        before, busy, started = cpu_by_kind(), executor.busy_s(), time.monotonic()
-        counts = run(1_000_000, attempts, f"prove={candidate_s}", writer)
-        wall_s = time.monotonic() - started
-        used, busy = cpu_by_kind() - before, executor.busy_s() - busy
+        counts, used, busy, wall_s = asyncio.run(whole(writer))
     executor.close()
     executor.end_session()
     assert counts.by_reason["ok"] == attempts == counts.planned, counts
@@ -242,6 +274,7 @@ def main() -> None:
     many = commands.add_parser("nodes")
     many.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32])
     many.add_argument("--attempts", type=int, default=40, help="for each node")
+    many.add_argument("--author", choices=("actor", "driver"), default="actor", help="where problems become attempts")
     for parser_ in (one, many):
         parser_.add_argument("--candidate-ms", type=float, default=50)
     two = commands.add_parser("memory")
@@ -254,7 +287,7 @@ def main() -> None:
         case "overhead":
             runs = (in_child(overhead, n, args.attempts, args.candidate_ms / 1e3) for n in args.devices)
         case "nodes":
-            runs = (in_child(nodes, n, args.attempts, args.candidate_ms / 1e3) for n in args.nodes)
+            runs = (in_child(nodes, n, args.attempts, args.candidate_ms / 1e3, args.author == "actor") for n in args.nodes)
         case "author":
             runs = (in_child(author, args.attempts) for _ in range(1))
         case _:

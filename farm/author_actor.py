@@ -35,7 +35,11 @@ from generator.authors.ledger import Spent
 from generator.spec import AttentionSpec
 
 POLL_S = 1.0  # an author with nothing to say answers after so long, with its line for the display
-GATHER_S = 0.02  # for what comes at about the same time to share a call
+GATHER_S = 0.2  # that letters to an author wait for others, a call costing as much as ten of them
+ENOUGH = 8  # letters that wait for no others
+SETTLE_S = 0.02  # the same on the author's side
+#: Problems that are open at least while there is a device for them, so that none waits for letters to come and go.
+LEAST_WIDTH = 16
 ANSWER_S = 300.0  # without any answer, after which an author is taken for lost
 CLOSE_S = 5.0
 STRIKES = 3  # authors that were lost one after the other, before any solved a problem
@@ -74,7 +78,7 @@ class AuthorActor:
         """Takes letters; gives those that there are, as soon as there are any. A call that comes meanwhile ends the older one."""
         self._waiting.cancel()
         self._desk.take(letters, self._author)
-        mine = self._waiting = asyncio.ensure_future(self._desk.collected(POLL_S, GATHER_S))
+        mine = self._waiting = asyncio.ensure_future(self._desk.collected(POLL_S, SETTLE_S))
         await asyncio.wait({mine})
         return self._report(() if mine.cancelled() else mine.result())
 
@@ -122,7 +126,7 @@ class FarAuthor:
         self._open: dict[int, _Problem] = {}
         self._numbers, self._names = itertools.count(), itertools.count()
         self._outbox: list[ToAuthor] = []
-        self._news = asyncio.Event()
+        self._news, self._enough = asyncio.Event(), asyncio.Event()
         self._last, self._before = Report(()), Spent()
         self._strikes, self._over = 0, ""
         self.width = 0
@@ -151,7 +155,8 @@ class FarAuthor:
 
     async def start(self) -> None:
         """The first author. Raises what keeps it from starting."""
-        self._actor, self.width = await self._opened(f"{next(self._names)}", Spent())
+        self._actor, width = await self._opened(f"{next(self._names)}", Spent())
+        self.width = max(width, LEAST_WIDTH)
 
     async def talk(self) -> None:
         """Exchanges letters until it is cancelled, with another author when one is lost."""
@@ -175,6 +180,8 @@ class FarAuthor:
     def _send(self, letter: ToAuthor) -> None:
         self._outbox.append(letter)
         self._news.set()
+        if len(self._outbox) >= ENOUGH:
+            self._enough.set()
 
     async def _exchange(self) -> None:
         """One call is always on its way, and a second one where there is something to say before that one is back."""
@@ -184,6 +191,7 @@ class FarAuthor:
                 if self._outbox or not calls:
                     letters, self._outbox = tuple(self._outbox), []
                     self._news.clear()
+                    self._enough.clear()
                     calls.add(asyncio.ensure_future(_answer(self._actor.exchange.remote(letters))))
                 news = asyncio.ensure_future(self._news.wait())
                 try:
@@ -195,8 +203,8 @@ class FarAuthor:
                 for call in calls & done:
                     calls.discard(call)
                     self._read(call.result())
-                if self._news.is_set():
-                    await asyncio.sleep(GATHER_S)
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._enough.wait(), GATHER_S)
         finally:
             for call in calls:
                 call.cancel()
@@ -263,7 +271,7 @@ class FarAuthor:
                 problem.earlier, problem.asked = dict(problem.made), {}
                 self._send(problem.begin)
             with contextlib.suppress(*LOSSES):  # then its first call says so
-                self._actor, self.width = await self._opened(f"{next(self._names)}", self._before)
+                self._actor, _ = await self._opened(f"{next(self._names)}", self._before)
             return
         self._over = f"the author was lost {self._strikes} times in a row, the last time: {first_line(error)}"
         self._break_off(Stopped(self._over))
