@@ -86,11 +86,17 @@ def environment(key: str) -> dict[str, str]:
 
 
 def sweep(
-    folder: Path, server: ChatServer | None, *flags: str, plan: str = PLAN, key: str = "sk-test-0123456789"
+    folder: Path,
+    server: ChatServer | None,
+    *flags: str,
+    plan: str = PLAN,
+    key: str = "sk-test-0123456789",
+    catalog_at: str | None = None,
+    **variables: str,
 ) -> subprocess.CompletedProcess[str]:
-    """A sweep to its end, in this process."""
-    command = sweep_command(folder, server, *flags, plan=plan)
-    return farm_here(*command[3:], OPENAI_API_KEY=key, FARM_CACHE=str(CACHE))
+    """A sweep to its end, in this process. variables: of its environment."""
+    command = sweep_command(folder, server, *flags, plan=plan, catalog_at=catalog_at)
+    return farm_here(*command[3:], OPENAI_API_KEY=key, FARM_CACHE=str(CACHE), **variables)
 
 
 def sweep_apart(folder: Path, server: ChatServer, *, plan: str = PLAN) -> subprocess.CompletedProcess[str]:

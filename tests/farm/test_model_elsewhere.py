@@ -10,11 +10,12 @@ from dataclasses import replace
 
 import pytest
 from chat_server import ChatServer
-from model_runs import PLAN, PROGRAM, answering, environment, sweep_command
+from model_runs import PLAN, PROGRAM, answering, environment, sweep, sweep_command
 from object_store import CREDENTIALS, ObjectStore
 
 import catalog
 
+pytestmark = pytest.mark.usefixtures("any_pace")
 WRONG = PROGRAM.replace("kv <= q", "kv < q")
 
 
@@ -26,18 +27,12 @@ def bucket(monkeypatch):
         yield store
 
 
-def start(machine, server, uri, *flags, plan=PLAN, key="sk-test-0123456789"):
-    """A sweep of its own process on a machine that has its own state."""
+def run(machine, server, uri, *flags, plan=PLAN, key="sk-test-0123456789"):
+    """A sweep to its end on a machine that has its own state: what it printed."""
     machine.mkdir(exist_ok=True)
-    command = sweep_command(machine, server, *flags, plan=plan, catalog_at=uri)
-    env = environment(key) | {"XDG_STATE_HOME": str(machine / "state")}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
-
-
-def ended(process):
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    return json.loads(out)
+    ended = sweep(machine, server, *flags, plan=plan, key=key, catalog_at=uri, XDG_STATE_HOME=str(machine / "state"))
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
 
 
 def made_from(uri):
@@ -49,17 +44,17 @@ def made_from(uri):
 def test_another_machine_replays_it_from_the_catalog_alone(tmp_path, bucket):
     plan, uri = PLAN.replace("improvements: 0", "improvements: 1"), bucket.uri("team/kernels")
     with ChatServer(answering(WRONG, PROGRAM, PROGRAM.replace("BM = 32", "BM = 16"))) as server:
-        first = ended(start(tmp_path / "one", server, uri, plan=plan))
+        first = run(tmp_path / "one", server, uri, plan=plan)
         assert len(server.requests) == 4 and first["best"][0]["verdict"] == "verified"
     answers, said = (bucket.keys(f"team/kernels/transcripts/{kind}/") for kind in ("answers", "feedback"))
     assert len(answers) == 4 and len(said) == 4 and not bucket.keys("team/kernels/transcripts/asked/")
-    again = ended(start(tmp_path / "two", None, uri, "--replay", plan=plan, key=""))
+    again = run(tmp_path / "two", None, uri, "--replay", plan=plan, key="")
     assert again["known"] == 3 and "4 answers, 400 tokens in" in again["author"]
     other = bucket.uri("others/kernels")
     for key in bucket.keys("team/kernels/transcripts/"):
         bucket.objects[key.replace("team/", "others/", 1)] = bucket.objects[key]
         bucket.modified[key.replace("team/", "others/", 1)] = bucket.modified[key]
-    anew = ended(start(tmp_path / "three", None, other, "--replay", plan=plan, key=""))
+    anew = run(tmp_path / "three", None, other, "--replay", plan=plan, key="")
     assert anew["known"] == 0 and made_from(other) == made_from(uri), "judged anew, told what was told then"
 
 
@@ -67,14 +62,21 @@ def test_a_killed_sweep_goes_on_from_another_machine(tmp_path, bucket):
     """Killed with the second question in flight: the first answer is there, and the question counts as perhaps paid."""
     uri, script = bucket.uri("team/kernels"), answering(PROGRAM, PROGRAM)
     with ChatServer(lambda request, n: replace(script(request, n), delay_s=60 if n == 1 else 0)) as server:
-        process = start(tmp_path / "one", server, uri)
+        (tmp_path / "one").mkdir()
+        command, state = sweep_command(tmp_path / "one", server, catalog_at=uri), str(tmp_path / "one" / "state")
+        process = subprocess.Popen(
+            command,
+            env=environment("sk-test-0123456789") | {"XDG_STATE_HOME": state},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         until = time.monotonic() + 60
         while len(server.requests) < 2 and time.monotonic() < until:
             time.sleep(0.02)
         process.kill()
-        process.communicate()
+        process.wait()
         assert len(bucket.keys("team/kernels/transcripts/answers/")) == 1
         assert len(bucket.keys("team/kernels/transcripts/asked/")) == 1
-        summary = ended(start(tmp_path / "two", server, uri))
+        summary = run(tmp_path / "two", server, uri)
         assert [r["messages"] for r in server.requests[2:]] == [server.requests[1]["messages"]]
     assert summary["best"][0]["verdict"] == "verified" and "perhaps paid: 1" in summary["author"]

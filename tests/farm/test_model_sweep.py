@@ -214,3 +214,19 @@ def test_wrong_options_are_one_line_and_leave_nothing_behind(tmp_path):
         ended = sweep(tmp_path, server, plan=PLAN.replace("repairs: 2", "repeirs: 2"))
     assert ended.returncode == 2 and "did you mean 'repairs'" in ended.stderr and "Traceback" not in ended.stderr
     assert not (tmp_path / "catalog").exists()
+
+
+@pytest.mark.parametrize("where", ["flag", "plan", "variable"])
+def test_where_the_model_is_comes_from_a_flag_the_plan_or_the_usual_variable(tmp_path, where):
+    """The first that is there, in this order. Asked at once with a key that is refused: nothing needs to be built for that."""
+    with ChatServer(lambda *_: failure(401, "no")) as right, ChatServer(lambda *_: failure(401, "no")) as wrong:
+        plan, variables = PLAN, {}
+        if where != "variable":
+            variables["OPENAI_BASE_URL"] = wrong.base_url
+            other = wrong if where == "flag" else right
+            plan = PLAN.replace("{model: test-model", f"{{model: test-model, base_url: '{other.base_url}'")
+        else:
+            variables["OPENAI_BASE_URL"] = right.base_url
+        ended = sweep(tmp_path, right if where == "flag" else None, plan=plan, **variables)
+        assert len(right.requests) == 1 and not wrong.requests, ended.stderr
+        assert right.keys == ["Bearer sk-test-0123456789"] and right.requests[0]["model"] == "test-model"
