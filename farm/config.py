@@ -15,6 +15,7 @@ VARIABLES = {
     "FARM_CATALOG": "the catalog where --catalog is left out; default: the user's own, ~/.local/share/kernel-farm/catalog",
     "FARM_CACHE": "folder for compiled binaries; default ~/.cache/kernel-farm",
     "FARM_CXX": "the C++ compiler",
+    "FARM_LOCKS": "folder of the locks that keep one measurement alone on a machine; default: that of temporary files",
     "FARM_DEBUG": "1: tracebacks instead of one line",
 }
 

@@ -26,7 +26,7 @@ class StillBusy(Exception):
 
 def _open(name: str) -> int:
     """A lock file that other users may take as well."""
-    path = Path(tempfile.gettempdir()) / f"kernel-farm-{name}.lock"
+    path = Path(os.environ.get("FARM_LOCKS") or tempfile.gettempdir()) / f"kernel-farm-{name}.lock"
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     except PermissionError:  # made by another user under a narrow umask: reading is enough to lock

@@ -37,6 +37,14 @@ def update_golden(request) -> bool:
     return request.config.getoption("--update-golden")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_locks(tmp_path_factory):
+    """What is timed here is nobody's figure: no worker, and no farm of this machine's user, waits for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FARM_LOCKS", str(tmp_path_factory.mktemp("locks")))
+        yield
+
+
 @pytest.fixture(scope="module")
 def any_pace():
     """Measurements in this process count on a busy machine too: what is tested is not how long something takes."""

@@ -130,7 +130,7 @@ def test_upkeep(farm, held, tmp_path):
     assert farm("gc", "--grace-hours", "0", "--dry-run")[1].startswith("would delete 1 artifacts and 0 leftover files")
     assert json.loads(farm("gc", "--grace-hours", "0", "--json")[1])["artifacts"] == [lost]
     catalog.open(tmp_path / "other", create=True)
-    assert farm("merge", held.uri, "-c", tmp_path / "other")[1] == "copied 4 rows, 4 artifacts, 0 revocations\n"
+    assert farm("merge", held.uri, "-c", tmp_path / "other")[1] == "copied 4 rows, 4 artifacts, 0 revocations, 0 transcripts\n"
     code, out, _ = farm("export", tmp_path / "x.csv", "--where", "status = 'ok'", "--artifacts", tmp_path / "files")
     assert out == f"{tmp_path / 'x.csv'}: 2 rows, 4 artifacts\n" and (tmp_path / "x.csv").exists()
     stale = json.loads(farm("verify", "--stale", "--json")[1])
