@@ -51,6 +51,7 @@ COLUMNS = (
     "measure_s", "again_s", "gpu_s", "queue_s", "environment",
 )  # fmt: skip
 GRACE_S = 8.0  # for a sweep that was told to stop
+LEAST_S = 20.0  # in which a sweep comes to anything
 
 
 def plan(args: argparse.Namespace) -> dict[str, Any]:
@@ -109,7 +110,9 @@ def sweep(devices: str, described: dict[str, Any], folder: Path, cache: Path, li
             told = ended_or_killed(process)
     if process.returncode and not cut:
         sys.exit(f"farm sweep on devices {devices}: exit {process.returncode}\n{(folder / 'log').read_text()[-2000:]}")
-    rows = [row for row in store.open(str(folder / "catalog")).rows(COLUMNS).to_pylist() if row["gpu_s"] or row["p50_s"]]
+    made = (folder / "catalog").exists()  # not before Ray is up
+    rows = store.open(str(folder / "catalog")).rows(COLUMNS).to_pylist() if made else []
+    rows = [row for row in rows if row["gpu_s"] or row["p50_s"]]
     summary = json.loads(told) if told.strip() else {}
     return {
         "devices": devices.count(",") + 1, "wall_s": round(time.time() - started, 1), "stopped_by_limit": cut,
@@ -239,6 +242,9 @@ def main() -> None:
     part = whole | {"specs": whole["specs"][: args.first]}
     for name, devices, described in (("all", ",".join(gpus), whole), ("one", gpus[0], part)):
         left = args.limit_s - (time.monotonic() - started) - GRACE_S
+        if left < LEAST_S:
+            print(f"{name}: no time left for it")
+            break
         result[name] = found = sweep(devices, described, folder / name, cache, left)
         told = {key: value for key, value in found.items() if key != "rows"}
         print(name, json.dumps(told), flush=True)
