@@ -241,10 +241,10 @@ class Sweep:
         self.display.planned(job)
 
     def _write(self, job: Job, row: Row) -> Row:
-        row_id = self.sink.append(row)
+        row = row | {"row_id": self.sink.append(row)}
         self.counts.by_reason[row["reason_code"]] += 1
         self.display.ended(job, row)
-        return row | {"row_id": row_id}
+        return row
 
     # --------------------------------------------------------------------------------------------------- small parts
 
