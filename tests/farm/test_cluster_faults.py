@@ -363,16 +363,16 @@ def all_workers() -> set[int]:
 
 def ended(title: str, before: set[int]) -> None:
     """Waits until no process is left that is called so and was not there before."""
-    until = time.monotonic() + 10
+    until = time.monotonic() + 20
     while (left := workers(title) - before) and time.monotonic() < until:
         time.sleep(0.1)
     assert not left
 
 
 def workers(title: str) -> set[int]:
-    """Living processes of Ray's that are called so."""
+    """Living processes of this test's own cluster that are called so: another worker of the tests may have one, too."""
     found = set()
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if " ".join(process.cmdline()).startswith(title):
                 found.add(process.pid)
