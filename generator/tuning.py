@@ -23,8 +23,8 @@ Choice = dict[str, int | str]
 TUNED_HINTS: dict[str, tuple[tuple[str, str], ...]] = {
     "sm_75": (("warps", "8"), ("resident", "off"), ("warps", "4"), ("resident", "on")),
     "sm_80": (
-        ("rotate", "off"), ("stages", "1"), ("resident", "on"), ("stages", "3"), ("pingpong", "off"), ("rotate", "on"),
-        ("warps", "8"), ("resident", "off"), ("warps", "2"), ("stages", "4"),
+        ("announce", "on"), ("rotate", "off"), ("stages", "1"), ("resident", "on"), ("stages", "3"), ("pingpong", "off"),
+        ("rotate", "on"), ("warps", "8"), ("resident", "off"), ("warps", "2"), ("stages", "4"),
     ),
     "sm_90a": (("pingpong", "off"), ("order", "static"), ("stages", "2"), ("stages", "1")),
 }  # fmt: skip

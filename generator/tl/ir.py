@@ -50,6 +50,7 @@ HINTS: dict[str, str] = {
     "lazy": "off: rescale even where the factor is 1",
     "pingpong": "on or off: groups of warps out of phase, one at products while another is at the softmax",
     "ahead": "off: a block's next tile of the grid starts when the one before is stored",
+    "announce": "on: a block brings the first tiles of the one that takes its place into the cache",
     "anchor": "off: leave the order of waits to the compiler",
     "resident": "on or off: a loop's left operand stays in registers",
     "swizzle": "the layout of tiles in shared memory",

@@ -138,13 +138,16 @@ def test_orders_of_products_and_other_code(hints: dict[str, str], tmp_path: Path
 def test_blocks_are_taken_in_sections(
     l2_bytes: int, sections: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every tile of five heads and two batches is computed, in whichever order blocks take them; two tiles a head."""
+    """Every tile of five heads and two batches is computed, in whichever order blocks take them; two tiles a head.
+
+    Blocks announce the tiles of the one that takes their place; what lies outside is not touched.
+    """
     monkeypatch.setattr("generator.translate.cuda.tile_order.section_bytes", lambda *_: l2_bytes)
     of = AttentionSpec(5, 5, 32, 32, 2, 40, 40, "bf16", CAUSAL)
     translated = kernel(of, "sm_80", {"BM": 32, "BN": 16})
     values, fields = bind(translated.launch, of).values, translated.launch.target_facts["parameters"]["fields"]
     assert tuple(evaluate(f["value"], values) for f in fields if "value" in f)[:2] == sections
-    check(of, "sm_80", tmp_path, {"BM": 32, "BN": 16})
+    check(of, "sm_80", tmp_path, {"BM": 32, "BN": 16}, announce="on")
 
 
 def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ def write_decode(u: Unit, linear: str, first_reversed: bool) -> None:
         _write_outer(u, "rest0")
 
 
-def write_place(u: Unit, order: str) -> None:
+def write_place(u: Unit, order: str, block: str) -> None:
     """Grid coordinates of a block in an order of sections (`tile_order`), which tells inner and outer index apart."""
-    u.w(f"const Place place = {order}.at(block_number());")
+    u.w(f"const Place place = {order}.at({block});")
     u.w(f"const int {names.axis(u.program.axes[0].name)} = place.inner;")
     _write_outer(u, "place.outer")
 
@@ -71,10 +71,14 @@ def live_rows(u: Unit) -> str:
 # ------------------------------------------------------------------------------------------------------------- ranges
 
 
-def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str) -> None:
-    """`Range NAME`: the iterations worth running for rows first..last of the block."""
+#: An extreme of values that are read row by row -> the C variable that holds it.
+Scanned = dict[Expr, str]
+
+
+def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str, scanned: Scanned | None = None) -> None:
+    """`Range NAME`: the iterations worth running for rows first..last of the block. scanned: extremes of these rows."""
     r = plan.range
-    _bind_rows(u, first, last)
+    _bind_rows(u, first, last, scanned)
     _write_row_extremes(u, [r.lo, r.hi, *(r.gap or ())], u.rows)
     u.w(f"Range {name};", f"{name}.lo = {u.scalar(r.lo)};", f"{name}.hi = {u.scalar(r.hi)};")
     if r.gap is not None:
@@ -83,13 +87,15 @@ def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str) -> No
         u.w(f"{name}.glo = {name}.lo;", f"{name}.gap = 0;")
 
 
-def write_full(u: Unit, plan: LoopPlan, name: str, lo: str, hi: str, first: str, last: str, rows: int = 0) -> None:
+def write_full(
+    u: Unit, plan: LoopPlan, name: str, lo: str, hi: str, first: str, last: str, rows: int = 0, scanned: Scanned | None = None
+) -> None:
     """`int lo, hi`: between them every test is true for rows first..last. Empty: both lie where the only edge loop takes all.
 
-    rows: how many there are at most, if not the whole block's.
+    rows: how many there are at most, if not the whole block's. scanned: extremes of these rows.
     """
     r = plan.range
-    _bind_rows(u, first, last)
+    _bind_rows(u, first, last, scanned)
     _write_row_extremes(u, [r.full_lo, r.full_hi], rows or u.rows)
     u.w(f"int {lo} = {u.scalar(r.full_lo) if r.has_edge_below else name + '.lo'};")
     u.w(f"int {hi} = {u.scalar(r.full_hi) if r.has_edge_above else name + '.hi'};")
@@ -116,31 +122,56 @@ def has_edges(r: TileRange) -> bool:
     return r.has_edge_below or r.has_edge_above
 
 
-def _bind_rows(u: Unit, first: str, last: str) -> None:
+def _bind_rows(u: Unit, first: str, last: str, scanned: Scanned | None = None) -> None:
     for e in [e for e in u.scalars.extra if isinstance(e, Op)]:
         del u.scalars.extra[e]
     u.scalars.extra[ROW_FIRST] = first
     u.scalars.extra[ROW_LAST] = last
+    u.scalars.extra |= scanned or {}
 
 
 def _write_row_extremes(u: Unit, bounds: list[Expr], rows: int) -> None:
     """Values that have to be read row by row, `rows` at most: the lanes of each warp share them; the last may be read twice."""
-    for e in dict.fromkeys(x for b in bounds for x in _extremes(b)):
-        inner, first, last = e.args
-        x, smallest = u.code.temporary(), e.fn == "rows_min"
+    wanted = dict.fromkeys(x for b in bounds for x in _extremes(b))
+    found = _write_scan(u, [e for e in wanted if e not in u.scalars.extra], rows)
+    write_joined(u, found)
+    u.scalars.extra |= found
+
+
+def write_scan(u: Unit, plan: LoopPlan, first: str, last: str) -> Scanned:
+    """Every row-by-row extreme that a loop's bounds ask for, still apart in the lanes; `write_joined` puts them together.
+
+    All values are read side by side, each once.
+    """
+    r = plan.range
+    _bind_rows(u, first, last)
+    bounds = (r.lo, r.hi, *(r.gap or ()), r.full_lo, r.full_hi)
+    return _write_scan(u, list(dict.fromkeys(x for b in bounds for x in _extremes(b))), u.rows)
+
+
+def _write_scan(u: Unit, extremes: list[Op], rows: int) -> Scanned:
+    out: Scanned = {}
+    for first, last in dict.fromkeys(e.args[1:] for e in extremes):
+        of = [e for e in extremes if e.args[1:] == (first, last)]
         u.scalars.extra[ROWS] = "row_"
-        value = u.scalar(inner)
+        values = {e.args[0]: u.scalar(e.args[0]) for e in of}
         del u.scalars.extra[ROWS]
-        fn = "min" if smallest else "max"
-        u.w(
-            f"int {x} = {'0x7fffffff' if smallest else '-0x7fffffff - 1'};",
-            f"UNROLL for (int n = 0; n < {-(-rows // 32)}; ++n) {{",  # all loads in flight together
-            f"const int row_ = min({u.scalar(first)} + 32 * n + lane, {u.scalar(last)});",
-            f"{x} = {fn}({x}, {value});",
-            "}",
-            f"{x} = warp_{fn}({x});",
-        )
-        u.scalars.extra[e] = x
+        for e in of:
+            out[e] = u.code.temporary()
+            u.w(f"int {out[e]} = {'0x7fffffff' if e.fn == 'rows_min' else '-0x7fffffff - 1'};")
+        u.w(f"UNROLL for (int n = 0; n < {-(-rows // 32)}; ++n) {{")  # all loads in flight together
+        u.w(f"const int row_ = min({u.scalar(first)} + 32 * n + lane, {u.scalar(last)});")
+        for value, text in values.items():
+            x = u.code.temporary()
+            u.w(f"const int {x} = {text};")
+            u.w(*(f"{out[e]} = {e.fn[5:]}({out[e]}, {x});" for e in of if e.args[0] == value))
+        u.w("}")
+    return out
+
+
+def write_joined(u: Unit, scanned: Scanned) -> None:
+    """Extremes over the rows of every lane."""
+    u.w(*(f"{x} = warp_{e.fn[5:]}({x});" for e, x in scanned.items() if isinstance(e, Op)))
 
 
 def _extremes(e: Expr) -> Iterator[Op]:

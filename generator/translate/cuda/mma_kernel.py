@@ -9,12 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from generator.tl.ir import Compute, Copy, For, Gemm, If, Op, Reshape, Stmt, walk, walk_statements
+from generator.tl.ir import Allocate, Compute, Copy, For, Gemm, If, Op, Reshape, Stmt, walk, walk_statements
 from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.elementwise import PLAIN, Setting
 from generator.translate.cuda.epilogue import write_alignment, write_store
-from generator.translate.cuda.grid import has_edges, live_rows, longest_first, write_decode, write_full, write_place, write_range
+from generator.translate.cuda.grid import (
+    Scanned,
+    has_edges,
+    live_rows,
+    longest_first,
+    write_decode,
+    write_full,
+    write_joined,
+    write_place,
+    write_range,
+    write_scan,
+)
+from generator.translate.cuda.launch import blocks
 from generator.translate.cuda.mma_overlap import order_of, pipeline, slots_of
 from generator.translate.cuda.mma_pipeline import COLUMN_UNIT, iteration
 from generator.translate.cuda.mma_tiles import (
@@ -64,6 +76,7 @@ class MmaKernel:
     pending: set[str] = field(default_factory=set)  # tiles on their way, not yet waited for
     dirty: bool = False  # shared memory was read since the last barrier
     loop_count: int = 0
+    scanned: dict[int, Scanned] = field(default_factory=dict)  # of each loop that has begun: what was read row by row
     notes: list[str] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)  # of each loop: see `mma_overlap.Order`; "in place" where copies wait
 
@@ -74,6 +87,9 @@ class MmaKernel:
         add_program(out, self.u, self.u.matrices)
         if self.in_sections:
             add_sections(out, self.u)
+        if self._announced():
+            out.add("int q_resident", "i32", value=["*", "$sms", self._blocks_per_sm()])
+            out.add("int q_blocks", "i32", value=blocks(self.u))
         return out
 
     @property
@@ -111,21 +127,56 @@ class MmaKernel:
     def _scope(self, body: tuple[Stmt, ...], initial: bool = False) -> None:
         """Statements with the block's coordinates and addresses; worked out anew behind the loops: they hold no registers."""
         u, w = self.u, self.u.w
-        needed = {n for s in body for n in _matrices_of(s)}
-        matrices = [a for a in u.matrices if a.name in needed]
         w("{")
-        if self.in_sections:
-            write_place(u, "Sections{p.q_section, p.q_num_sections, p.q_num_first, p.q_num_rest}")
-        else:
-            write_decode(u, "block_number()", longest_first(u))
-        write_addresses(u, matrices)
-        write_extents(u, matrices)
+        matrices = self._addresses(body, "block_number()")
         write_alignment(u, [a for a in matrices if a.name in u.program.outputs])
         w(f"const int live = {live_rows(u)};")
         if initial:
+            self._scan_ahead(body)
             write_initial(u, COLUMN_UNIT)
         self.body(body)
         w("}")
+
+    def _addresses(self, body: tuple[Stmt, ...], block: str) -> list[Allocate]:
+        """Coordinates of a block and where it sees the matrices that the statements need, which are returned."""
+        u = self.u
+        if self.in_sections:
+            write_place(u, "Sections{p.q_section, p.q_num_sections, p.q_num_first, p.q_num_rest}", block)
+        else:
+            write_decode(u, block, longest_first(u))
+        needed = {n for s in body for n in _matrices_of(s)}
+        matrices = [a for a in u.matrices if a.name in needed]
+        write_addresses(u, matrices)
+        write_extents(u, matrices)
+        return matrices
+
+    def _announced(self) -> list[Copy]:
+        """Tiles in front of the first loop, with `Hint announce = on`: a block has nothing to do until they are there."""
+        code = self.u.program.code
+        first = next((i for i, s in enumerate(code) if isinstance(s, For)), 0)
+        return shared_copies(code[:first]) if self.asynchronous and self.u.program.hints.get("announce") == "on" else []
+
+    def announce(self) -> None:
+        """Brings those of the block that takes this one's place to L2, while this one is at work."""
+        w, copies = self.u.w, self._announced()
+        if not copies:
+            return
+        w("// the tiles that the block in this one's place will wait for, to L2", "{")
+        w("const int following = block_number() + p.q_resident;", "if (following < p.q_blocks) {")
+        self._addresses(tuple(copies), "following")
+        for c in copies:
+            rows, cols = self.u.shape(c.into)
+            _, call = fetch_arguments(self.u, c)
+            w(f"announce<{rows}, {cols}, THREADS>({call});")
+        w("}", "}")
+
+    def _scan_ahead(self, body: tuple[Stmt, ...]) -> None:
+        """What the first loop's bounds are read from is asked for in front of the tiles that would hold it up."""
+        first = next((i for i, s in enumerate(body) if isinstance(s, For)), None)
+        if first is not None and all(isinstance(s, Copy) for s in body[:first]):
+            loop = body[first]
+            assert isinstance(loop, For)
+            self.scanned[0] = write_scan(self.u, self.u.analysis.plan(loop), "0", "live - 1")
 
     def _stages(self) -> dict[str, int]:
         """Slots of each tile: enough that the copy for a later place never meets a reader (see `distance`)."""
@@ -237,7 +288,10 @@ class MmaKernel:
         self.loop_count += 1
         w = self.u.w
         w("", self.u.comment(s), "{")
-        write_range(self.u, plan, f"range{k}", "0", "live - 1")
+        if k not in self.scanned:
+            self.scanned[k] = write_scan(self.u, plan, "0", "live - 1")
+        write_joined(self.u, self.scanned[k])
+        write_range(self.u, plan, f"range{k}", "0", "live - 1", self.scanned[k])
         w(f"const int count{k} = range{k}.count();")
         if found is None:
             if shared_copies(s.body):
@@ -265,11 +319,13 @@ class MmaKernel:
         w, r = self.u.w, plan.range
         edge = Setting(deferred=frozenset(plan.schedule.deferred))
         middle = Setting(frozenset(plan.split), None, edge.deferred)
+        if k == 0:
+            self.announce()
         w(f"int it{k} = {int(peeled)};")
         if not plan.split or not has_edges(r):
             self._part(plan, k, f"count{k}", body, edge)
             return
-        write_full(self.u, plan, f"range{k}", f"full_lo{k}", f"full_hi{k}", "0", "live - 1")
+        write_full(self.u, plan, f"range{k}", f"full_lo{k}", f"full_hi{k}", "0", "live - 1", scanned=self.scanned[k])
         below, above = f"range{k}.before(full_lo{k})", f"range{k}.before(full_hi{k})"
         begin, end = (f"count{k} - {above}", f"count{k} - {below}") if plan.loop.reversed else (below, above)
         w(f"const int begin{k} = {begin}, end{k} = max(begin{k}, {end});")

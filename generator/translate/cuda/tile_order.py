@@ -44,7 +44,7 @@ def add_sections(parameters: Parameters, u: Unit) -> None:
     section = ["max", 1, ["min", rest, fit]]
     members = (("section", section), ("num_sections", ["max", 1, ["//", rest, section]]))
     for name, value in (*members, ("num_first", plain(u.program.axes[0].extent)), ("num_rest", rest)):
-        parameters.add(f"int q_{name}", "i32", value=value)
+        parameters.add(f"u32 q_{name}", "i32", value=value)
 
 
 def outer_blocks(u: Unit) -> Any:

@@ -187,6 +187,7 @@ inline void copy_async16(u32 to, const char* from, int bytes) {
   if (bytes && (size_t)from % 16) { fprintf(stderr, "emulator: cp.async from %p\n", (const void*)from); abort(); }
   groups[current->tid.x].back().push_back({to, from, bytes});
 }
+inline void prefetch_l2(const char* p) { (void)*(volatile const char*)p; }  // an address that is not there ends the run
 inline void copy_commit() { groups[current->tid.x].emplace_back(); }
 template <int N> inline void copy_wait() {  // data land only here: a reader that does not wait sees what was there before
   auto& mine = groups[current->tid.x];

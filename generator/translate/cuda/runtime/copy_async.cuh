@@ -19,3 +19,11 @@ DEVICE void fetch(u32 tile, const char* src, i64 pitch, int row, int col, int n0
     g += S::STEP * pitch;
   }
 }
+// The part of a tile that lies inside the matrix to L2, by lines of 128 bytes.
+template <int ROWS, int COLS, int THREADS> DEVICE void announce(const char* src, i64 pitch, int row, int col, int n0, int n1) {
+  constexpr int LINES = (COLS + 63) / 64;
+  UNROLL for (int i = 0; i < ROWS * LINES; i += THREADS) {
+    const int r = (i + (int)threadIdx.x) / LINES, c = 64 * ((i + (int)threadIdx.x) % LINES);
+    if (r < ROWS && row + r < n0 && col + c < n1) prefetch_l2(src + (i64)(row + r) * pitch + 2 * (i64)(col + c));
+  }
+}

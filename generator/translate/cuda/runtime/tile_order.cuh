@@ -4,10 +4,10 @@ struct Place {
   int inner, outer;
 };
 struct Sections {
-  int section, num_sections, num_first, num_rest;
-  DEVICE Place at(int block) const {
-    const int per = section * num_first, k = min(block / per, num_sections - 1), rem = block - k * per;
-    const int width = k == num_sections - 1 ? num_rest - k * section : section, inner = rem / width;
-    return Place{num_first - 1 - inner, k * section + rem - inner * width};
+  u32 section, num_sections, num_first, num_rest;
+  DEVICE Place at(u32 block) const {
+    const u32 per = section * num_first, k = min(block / per, num_sections - 1), rem = block - k * per;
+    const u32 width = k == num_sections - 1 ? num_rest - k * section : section, inner = rem / width;
+    return Place{(int)(num_first - 1 - inner), (int)(k * section + rem - inner * width)};
   }
 };
