@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import gpu_flex
+
 from generator.authors.rules import RuleAuthor
 from generator.spec import AttentionSpec, Rule
 from generator.targets import TARGETS
@@ -203,6 +205,9 @@ def captured(torch: Any, s: AttentionSpec) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------------- rivals
 
 
+FLEX = {"flex": gpu_flex.as_compiled, "flex-mma": gpu_flex.on_mma_sync}
+
+
 @dataclass
 class Rivals:
     """Other implementations of a spec as calls; `unsupported`: why one could not take part."""
@@ -212,11 +217,12 @@ class Rivals:
 
 
 def rivals(torch: Any, s: AttentionSpec, q: Any, k: Any, v: Any, wanted: tuple[str, ...]) -> Rivals:
-    """cudnn, flash, efficient, flex: each tried once."""
+    """cudnn, flash, efficient, flex, flex-mma (see `gpu_flex`): each tried once."""
     out = Rivals()
     for name in wanted:
         try:
-            call = _flex(torch, s, q, k, v) if name == "flex" else _sdpa(torch, s, q, k, v, name)
+            flex = FLEX.get(name)
+            call = flex(torch, s, q, k, v, captured(torch, s)) if flex else _sdpa(torch, s, q, k, v, name)
             call()
             torch.cuda.synchronize()
             out.calls[name] = call
@@ -243,40 +249,6 @@ def _sdpa(torch: Any, s: AttentionSpec, q: Any, k: Any, v: Any, name: str) -> Ca
             return sdpa(q, k, v, is_causal=causal, **({"enable_gqa": True} if grouped else {}))
 
     return call
-
-
-def _flex(torch: Any, s: AttentionSpec, q: Any, k: Any, v: Any) -> Callable[[], Any]:
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    tensors = captured(torch, s)
-    tests: list[Callable[..., Any]] = []
-    for rule in s.masks:
-        options = dict(rule.parameters)
-        match rule.name:
-            case "causal":
-                tests.append(lambda b, h, i, j: i >= j)
-            case "window":
-                tests.append(lambda b, h, i, j, left=int(options["left"]): (i >= j) & (i - j <= left))
-            case "prefix":
-                tests.append(lambda b, h, i, j, n=int(options["length"]): (i >= j) | (j < n))
-            case "document":
-                start, end = tensors["DocStart"], tensors["DocEnd"]
-                tests.append(lambda b, h, i, j, start=start, end=end: (j >= start[b, i]) & (j < end[b, i]))
-            case other:
-                raise ValueError(f"no flex mask for {other}")
-    mods: list[Callable[..., Any]] = []
-    for rule in s.scores:
-        match rule.name:
-            case "softcap":
-                mods.append(lambda x, b, h, i, j, cap=float(dict(rule.parameters)["cap"]): cap * torch.tanh(x / cap))
-            case "alibi":
-                slopes = tensors["Slopes"]
-                mods.append(lambda x, b, h, i, j, slopes=slopes: x + slopes[h] * (j - i))
-            case other:
-                raise ValueError(f"no flex score for {other}")
-    mask = create_block_mask(tests[0], None, None, s.seqlen_q, s.seqlen_k, device="cuda") if len(tests) == 1 else None
-    compiled = torch.compile(flex_attention)
-    return lambda: compiled(q, k, v, score_mod=mods[0] if mods else None, block_mask=mask, enable_gqa=s.group > 1)
 
 
 def scale_of(s: AttentionSpec) -> float:

@@ -60,12 +60,13 @@ Job = tuple[tuple[str, AttentionSpec], bool]  # a kind of call, and whether it i
 
 @dataclass(frozen=True)
 class Cell:
-    """One line of the table: a call, on one target's instructions, against one rival."""
+    """One line of the table: a call, on one target's instructions, against a rival whose ratio has a bar."""
 
     row: str
     target: str
     spec: AttentionSpec
     rival: str
+    beside: tuple[str, ...] = ()  # other rivals that take their turns with it
 
     @property
     def kind(self) -> tuple[str, AttentionSpec]:
@@ -96,7 +97,8 @@ def cells(rows: Sequence[str]) -> list[Cell]:
 def _cells_of(row: str) -> list[Cell]:
     if row == "variants":
         shaped = [cases.sized(spec("bf16", 128, 128, m, x), 4, 16, 16, 4096, 4096) for m, x in VARIANTS.values()]
-        return [Cell(f"variants {t}", t, s, "flex") for s in shaped for t in ("sm_90a", "sm_80")]
+        beside = {"sm_90a": (), "sm_80": ("flex-mma",)}
+        return [Cell(f"variants {t}", t, s, "flex", b) for s in shaped for t, b in beside.items()]
     if row not in RIVALS:
         raise SystemExit(f"--rows: expected some of {', '.join([*RIVALS, 'variants'])}, found {row!r}")
     dims = [(128, 128), (64, 64), (192, 128), (256, 256)] if row == "sm_90a" else [(128, 128), (64, 64)]
@@ -254,28 +256,37 @@ def time_cell(cell: Cell, ours: Built, rounds: int, heat_s: float) -> dict[str, 
     import torch
 
     s = cell.spec
-    sets, rivals = opponents(torch, s, cell.rival)
+    names = (cell.rival, *cell.beside)
+    sets, rivals = opponents(torch, s, names)
     kernel = Kernel(ours[1], ours[2])
     calls: dict[str, list[Callable[[], Any]]] = {"ours": [kernel.prepared(s, x) for x in sets]}
-    if all(r.calls for r in rivals):
-        calls[cell.rival] = [r.calls[cell.rival] for r in rivals]
+    calls |= {n: [r.calls[n] for r in rivals] for n in names if all(n in r.calls for r in rivals)}
     times = in_turns(torch, calls, rounds, heat_s)
     return {"kernel": ours[0], "ms": times, "rms": sampled_error(torch, s, sets[0]), "unsupported": rivals[0].unsupported}
 
 
-_LAST: dict[tuple[AttentionSpec, str], tuple[list[dict[str, Any]], list[cases.Rivals]]] = {}
+_LAST: dict[AttentionSpec, tuple[list[dict[str, Any]], list[cases.Rivals]]] = {}
 
 
-def opponents(torch: Any, s: AttentionSpec, rival: str) -> tuple[list[dict[str, Any]], list[cases.Rivals]]:
-    """Input sets and the rival's calls on them; the cell before's where they are the same, since FlexAttention compiles."""
-    if (s, rival) not in _LAST:
+def opponents(torch: Any, s: AttentionSpec, names: Sequence[str]) -> tuple[list[dict[str, Any]], list[cases.Rivals]]:
+    """Input sets and the rivals' calls on them; the cell before's where they are the same, since FlexAttention compiles."""
+    flex = names[0] == "flex"
+    if s not in _LAST:
         _LAST.clear()
         torch.cuda.empty_cache()
-        if rival == "flex":  # each variant is a compilation; past a number of them on record the compiler would give up quietly
+        if flex:  # each variant is a compilation; past a number of them on record the compiler would give up quietly
             torch._dynamo.reset()
-        sets = input_sets(torch, s, 1 if rival == "flex" else 2)
-        _LAST[s, rival] = sets, [cases.rivals(torch, s, x["q"], x["k"], x["v"], (rival,)) for x in sets]
-    return _LAST[s, rival]
+        sets = input_sets(torch, s, 1 if flex else 2)
+        _LAST[s] = sets, [cases.Rivals() for _ in sets]
+    for x, rivals in zip(*_LAST[s], strict=True):
+        found = cases.rivals(torch, s, x["q"], x["k"], x["v"], tuple(n for n in names if not _tried(rivals, n)))
+        rivals.calls |= found.calls
+        rivals.unsupported |= found.unsupported
+    return _LAST[s]
+
+
+def _tried(rivals: cases.Rivals, name: str) -> bool:
+    return name in rivals.calls or name in rivals.unsupported
 
 
 def sampled_error(torch: Any, s: AttentionSpec, tensors: dict[str, Any], rows: int = 96) -> float:
@@ -339,14 +350,20 @@ def merged(cell: Cell, runs: Sequence[Any]) -> dict[str, Any]:
     work = cases.flops(s, cases.visible_pairs(s)) / 1e9
     out |= {"kernel": good[0]["kernel"], "rms": max(r["rms"] for r in good), "unsupported": good[0]["unsupported"]}
     out["right"] = out["rms"] <= RMS_LIMIT[s.dtype]
-    for n in ("ours", cell.rival):
+    for n in ("ours", cell.rival, *cell.beside):
         medians = [statistics.median(r["ms"][n]) for r in good if n in r["ms"]]
         if medians:
             out[n] = {"tflops": round(work / statistics.median(medians), 1), "ms": [quantiles(r["ms"][n]) for r in good]}
-    ratios = [statistics.median(r["ms"][cell.rival]) / statistics.median(r["ms"]["ours"]) for r in good if cell.rival in r["ms"]]
-    if ratios:
-        out |= {"ratio": round(statistics.median(ratios), 4), "ratios": [round(r, 4) for r in ratios]}
+    out |= ratios(good, cell.rival)
+    if beside := {n: found for n in cell.beside if (found := ratios(good, n))}:
+        out["beside"] = beside
     return out
+
+
+def ratios(runs: Sequence[dict[str, Any]], rival: str) -> dict[str, Any]:
+    """A rival's time over ours, of each process and of the median one."""
+    found = [statistics.median(r["ms"][rival]) / statistics.median(r["ms"]["ours"]) for r in runs if rival in r["ms"]]
+    return {"ratio": round(statistics.median(found), 4), "ratios": [round(r, 4) for r in found]} if found else {}
 
 
 def table(found: Sequence[dict[str, Any]]) -> list[str]:
@@ -356,26 +373,31 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         if "kernel" not in c:
             lines.append(f"{c['cell']:48s} {c['errors'][:1]}")
             continue
-        rival = c.get(c["rival"])
-        beside = f"{c['rival']} {rival['tflops']:6.1f}  ratio {c['ratio']:.3f}" if rival else f"{c['unsupported']}"
+        of = {c["rival"]: c.get("ratio"), **{n: x["ratio"] for n, x in c.get("beside", {}).items()}}
+        beside = [f"{n} {c[n]['tflops']:6.1f}  ratio {ratio:.3f}" for n, ratio in of.items() if ratio]
         tiles = c["kernel"].split("_BM")[-1]
         wrong = "" if c["right"] else f"  WRONG {c['rms']:.1e}"
-        lines.append(f"{c['cell']:48s} ours {c['ours']['tflops']:6.1f}  {beside}  {tiles}{wrong}")
+        lines.append(f"{c['cell']:48s} ours {c['ours']['tflops']:6.1f}  {'  '.join(beside) or c['unsupported']}  {tiles}{wrong}")
     for row in dict.fromkeys(c["row"] for c in found):
-        ratios = [(c["ratio"], c["cell"]) for c in found if c["row"] == row and "ratio" in c]
-        missing = sum(c["row"] == row and "ratio" not in c for c in found)
-        if not ratios:
-            lines.append(f"== {row}: no cell")
-            continue
-        (worst, where), mean = min(ratios), math.exp(statistics.fmean(math.log(r) for r, _ in ratios))
-        bar, mean_bar = BARS[row]
-        verdict = "met" if worst >= bar and mean >= mean_bar else "MISSED"
-        below = sum(r < bar for r, _ in ratios)
-        lines.append(
-            f"== {row}: {verdict}; worst {worst:.3f} ({where}), {below} of {len(ratios)} below {bar}; "
-            f"mean {mean:.3f} (bar {mean_bar})" + (f"; {missing} cells without a ratio" if missing else "")
-        )
+        of_row = [c for c in found if c["row"] == row]
+        lines.append(_verdict(row, BARS[row], [(c["ratio"], c["cell"]) for c in of_row if "ratio" in c], len(of_row)))
+        for n in dict.fromkeys(n for c in of_row for n in c.get("beside", {})):
+            others = [(c["beside"][n]["ratio"], c["cell"]) for c in of_row if n in c.get("beside", {})]
+            lines.append(_verdict(f"{row}, {n}", BARS[row], others, len(of_row)))
     return lines
+
+
+def _verdict(row: str, bars: tuple[float, float], ratios: Sequence[tuple[float, str]], cells: int) -> str:
+    if not ratios:
+        return f"== {row}: no cell"
+    (worst, where), mean = min(ratios), math.exp(statistics.fmean(math.log(r) for r, _ in ratios))
+    bar, mean_bar = bars
+    verdict = "met" if worst >= bar and mean >= mean_bar else "MISSED"
+    below, missing = sum(r < bar for r, _ in ratios), cells - len(ratios)
+    return (
+        f"== {row}: {verdict}; worst {worst:.3f} ({where}), {below} of {len(ratios)} below {bar}; "
+        f"mean {mean:.3f} (bar {mean_bar})" + (f"; {missing} cells without a ratio" if missing else "")
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- main
