@@ -32,8 +32,10 @@ VARIABLES = {
     "FARM_LOG": "debug, info, warning, error or off",
 }
 
-#: FARM_* variables of the other packages: known here so that they draw no warning. `register_variable` adds one.
-_OTHER_VARIABLES: set[str] = {"FARM_CACHE", "FARM_CXX", "FARM_DEBUG", "FARM_CUDA_CACHE", "FARM_TEST_CACHE"}
+#: FARM_* variables that other packages and the tests read: known here so that they draw no warning.
+_OTHER_VARIABLES = {
+    "FARM_CACHE", "FARM_CXX", "FARM_DEBUG", "FARM_CUDA_CACHE", "FARM_TEST_CACHE", "FARM_LOCKS", "FARM_QUIET_WAIT_S",
+}  # fmt: skip
 
 
 def default_location() -> Path:
@@ -119,11 +121,6 @@ class Settings:
     @property
     def off(self) -> bool:
         return self.kill_switch or self.mode == "off"
-
-
-def register_variable(name: str) -> None:
-    """Another package reads this FARM_* variable: it is not a typing error."""
-    _OTHER_VARIABLES.add(name)
 
 
 def warn_unknown(names: Mapping[str, object] | set[str], known: set[str], what: str) -> None:

@@ -46,9 +46,12 @@ PlanArgument = Annotated[Path | None, typer.Argument(help="A plan (YAML). Left o
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        typer.echo(f"kernel-farm {version('kernel-farm')}")
+        try:
+            typer.echo(f"kernel-farm {version('kernel-farm')}")
+        except PackageNotFoundError:
+            typer.echo(f"kernel-farm, not installed, from {Path(__file__).parents[1]}")
         raise typer.Exit
 
 

@@ -2,9 +2,12 @@
 
 import asyncio
 import contextvars
+import re
 import subprocess
 import sys
 import threading
+import warnings
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +26,16 @@ def test_unknown_names_warn_with_the_nearest():
         assert from_environment({"FARM_FROCE": "x", "HOME": "/"}) == {}
     with pytest.warns(UnknownSettingWarning, match="moode.*did you mean mode"):
         assert catalog.configure(moode="off").mode == "auto"
+
+
+def test_every_variable_that_the_packages_read_is_known():
+    root = Path(catalog.__file__).parents[1]
+    files = [f for package in ("catalog", "farm", "generator", "verifier") for f in (root / package).rglob("*.py")]
+    read = {name for file in files for name in re.findall(r"[\"'](FARM_[A-Z_]+)[\"']", file.read_text())}
+    assert {"FARM_MODE", "FARM_LOCKS", "FARM_QUIET_WAIT_S"} <= read
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert from_environment(dict.fromkeys(read - set(settings.VARIABLES), "x")) == {}
 
 
 @pytest.mark.parametrize(

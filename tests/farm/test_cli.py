@@ -114,6 +114,11 @@ def test_a_process_says_the_same_as_a_call(args: tuple[str, ...], tmp_path: Path
     assert (here.returncode, here.stdout, here.stderr) == (apart.returncode, apart.stdout, apart.stderr)
 
 
+def test_the_version_is_told_whether_it_is_installed_or_not() -> None:
+    done = farm("--version")
+    assert done.returncode == 0 and done.stdout.startswith("kernel-farm"), done.stderr
+
+
 def test_dry_run_lists_problems() -> None:
     done = farm("sweep", "--dry-run", "--json")
     assert done.returncode == 0 and {p["target"] for p in json.loads(done.stdout)} == {"cpu"}
