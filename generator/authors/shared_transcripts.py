@@ -86,7 +86,8 @@ class SharedTranscripts(TranscriptStore):
         name = f"{exchange.request.hash}.json"
         if not await self._apart(self._copy, ANSWERS, name):
             (self._answers / name).unlink()  # somebody elsewhere was faster
-            exchange = await self._apart(self._fetch_answer, exchange.request.hash) or exchange
+            there: Exchange | None = await self._apart(self._fetch_answer, exchange.request.hash)
+            exchange = there or exchange
         if mark is not None:
             await self._apart(self._remove_mark, mark.name)
         return exchange
