@@ -133,6 +133,8 @@ def swept(
     far_author: bool = False,
 ) -> dict[str, Any]:
     """Runs a sweep after a short one that brings every worker up; what it took, a dict for the results."""
+    from farm.author_actor import AHEAD, author_on_ray
+
     key, opened = digest_text(device_class), store.open(shop.catalog, create=True)
 
     def problems(author: Author | None, first: int, count: int, words: str) -> Iterator[Search]:
@@ -142,8 +144,8 @@ def swept(
             yield partial(_solve, author, made.spec, place) if author else partial(_one, made)
 
     async def run(author: Author | None, first: int, count: int, words: str, writer: Any) -> Counts:
-        width = author.width if author else 0
-        sweep = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None), width=width)
+        more = {"width": author.width, "ahead": AHEAD} if author else {}
+        sweep = Sweep(executor, writer, Nothing(), PlainDisplay(Tally(), lambda line: None), **more)
         return await sweep.run(problems(author, first, count, words))
 
     async def both(writer: Any, author: Author | None) -> tuple[Counts, Counter[str], float, float]:
@@ -157,8 +159,6 @@ def swept(
     async def whole(writer: Any) -> tuple[Counts, Counter[str], float, float]:
         if not far_author:
             return await both(writer, None)
-        from farm.author_actor import author_on_ray
-
         plan, versions = Plan("scale", (), tuning=Tuning(candidates=1)), Versions(*standin.versions())
         async with author_on_ray(plan, shop, versions, None, print, standin.author_of) as author:
             return await both(writer, author)

@@ -38,8 +38,10 @@ POLL_S = 1.0  # an author with nothing to say answers after so long, with its li
 GATHER_S = 0.2  # that letters to an author wait for others, a call costing as much as ten of them
 ENOUGH = 8  # letters that wait for no others
 SETTLE_S = 0.02  # the same on the author's side
-#: Problems that are open at least while there is a device for them, so that none waits for letters to come and go.
-LEAST_WIDTH = 16
+#: Problems of a kind that are open at least while there is a device for them, so that none waits for letters to come and go.
+LEAST_WIDTH = 24
+#: For the same reason, so many times as many problems as devices can use.
+AHEAD = 2
 ANSWER_S = 300.0  # without any answer, after which an author is taken for lost
 CLOSE_S = 5.0
 STRIKES = 3  # authors that were lost one after the other, before any solved a problem

@@ -87,7 +87,16 @@ def _main() -> None:
         time.sleep(0.1)
     if "KERNEL_FARM_KEEP_RAY_LOGS" not in os.environ:
         for folder in folders:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
+
+
+def _remove(folder: str) -> None:
+    """What was killed a moment ago may still have made a file while the folder was being emptied: then once more."""
+    for _ in range(5):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not Path(folder).exists():
+            return
+        time.sleep(0.2)
 
 
 if __name__ == "__main__":

@@ -88,6 +88,7 @@ class Sweep:
     """One start of a sweep. `run` ends when every search has ended, or soon after `stop`.
 
     width: searches to have open at a time although the executor could not work on so many: those that wait for a model.
+    ahead: how many times as many as it can work on: those that wait for an author far away.
     """
 
     executor: Executor
@@ -97,6 +98,7 @@ class Sweep:
     _: KW_ONLY
     budget: Budget = field(default_factory=Budget)
     width: int = 0
+    ahead: int = 1
     storage_patience_s: float = 180.0
     device_patience_s: float = 0.0
     interrupted_row: Callable[[Job, str, str], Row] | None = None
@@ -255,7 +257,7 @@ class Sweep:
     def _open_searches(self, streams: list[Stream], owners: dict[asyncio.Task[None], Stream]) -> None:
         """One of each stream in turn, until every one has as many open as its devices can use."""
         rooms = {id(s): s.room() for s in streams}
-        rooms = {name: max(room, self.width) if room else 0 for name, room in rooms.items()}
+        rooms = {name: max(room * self.ahead, self.width) if room else 0 for name, room in rooms.items()}
         while able := [s for s in streams if not s.exhausted and s.num_open < rooms[id(s)]]:
             for stream in able:
                 search = next(stream.searches, None)

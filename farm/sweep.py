@@ -123,7 +123,10 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | 
                 budget=plan.budget,
                 interrupted_row=interrupted,
             )
-            sweep.device_patience_s = DEVICE_PATIENCE_S if options.on_cluster else 0.0
+            if options.on_cluster:
+                from farm.author_actor import AHEAD
+
+                sweep.device_patience_s, sweep.ahead = DEVICE_PATIENCE_S, AHEAD
             counts = asyncio.run(
                 _run(sweep, plan, shop, functools.partial(authors, plan, shop), endpoint, display, _Watch(status, opened, run_id))
             )
