@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,9 +24,12 @@ from generator.spec import AttentionSpec
 from generator.translate.records import Launch
 from verifier.cuda_arguments import PlacedTensor
 from verifier.launch import LaunchError
+from verifier.launch_cuda import CudaError, CudaKernel, checked
 
 #: Calls whose arguments stay packed: as many sets of addresses of one shape as a serving loop goes round.
 KEPT_CALLS = 64
+#: The largest handle of a stream that stands for whichever context is current: null, CU_STREAM_LEGACY, CU_STREAM_PER_THREAD.
+PER_THREAD = 2
 
 
 class CudaEntry:
@@ -37,15 +40,13 @@ class CudaEntry:
         if digest_bytes(cubin) != expected_hash:
             raise LaunchError("binary: it is not what was verified (SHA-256 differs)")
         self.launch, self._cubin = launch, cubin
-        self._kernels: dict[tuple[int, int], Any] = {}
+        self._kernels: dict[tuple[int, int], CudaKernel] = {}
         self._lock = threading.Lock()
         wanted = launch.target_facts.get("workspace")
         self._one_a_stream = bool(wanted and wanted.get("exclusive"))
 
-    def kernel(self, device: int, stream: int) -> Any:
+    def kernel(self, device: int, stream: int) -> CudaKernel:
         """The loaded kernel for a device; one of its own for each stream where launches may not overlap. Raises CudaError."""
-        from verifier.launch_cuda import CudaKernel
-
         key = (device, stream if self._one_a_stream else 0)
         with self._lock:
             if key not in self._kernels:
@@ -86,16 +87,18 @@ class BoundCudaKernel:
         return lse
 
     def _run(self, device: int, tensors: Mapping[str, Tensor]) -> None:
-        from verifier.launch_cuda import CudaError
-
         stream = current_stream(device)
-        addresses = tuple(tensors[name].data_ptr() if name in tensors else 0 for name in self._names)
+        key = (device, stream, *(tensors[name].data_ptr() if name in tensors else 0 for name in self._names))
         try:
-            with on_device(device):
-                prepared = self._prepared.get((device, stream, *addresses))
-                if prepared is None:
-                    prepared = self._prepare(device, stream, addresses)
+            prepared = self._prepared.get(key)
+            if prepared is None:
+                with on_device(device):
+                    prepared = self._prepare(device, stream, key[2:])
+            if stream > PER_THREAD or is_current(device):  # a stream that somebody made brings its context
                 prepared.run(stream)
+            else:
+                with on_device(device):
+                    prepared.run(stream)
         except LaunchError as error:
             raise RunFailed(reason("layout", str(error)), broken=False) from None
         except CudaError as error:
@@ -124,8 +127,6 @@ def allocating_in_captures() -> Iterator[None]:
     """Memory may be taken and modules loaded inside, also while a stream of this thread is being captured."""
     from cuda.bindings import driver
 
-    from verifier.launch_cuda import checked
-
     relaxed = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
     before = checked(driver.cuThreadExchangeStreamCaptureMode(relaxed), "capture mode")
     try:
@@ -139,24 +140,34 @@ def _primary_context(device: int) -> Any:
     """torch's context of a device: torch numbers devices as the driver does."""
     from cuda.bindings import driver
 
-    from verifier.launch_cuda import checked
-
     ordinal = checked(driver.cuDeviceGet(device), f"device {device}")
     return checked(driver.cuDevicePrimaryCtxRetain(ordinal), f"the context of device {device}")
 
 
-@contextlib.contextmanager
-def on_device(device: int) -> Iterator[None]:
-    """torch's context of the device is current inside, in threads that never used CUDA as well; outside it is as before."""
+@functools.cache
+def _current_context() -> Callable[[], tuple[Any, ...]]:
     from cuda.bindings import driver
 
-    from verifier.launch_cuda import checked
+    return driver.cuCtxGetCurrent  # type: ignore[no-any-return]
 
-    context = _primary_context(device)
-    if int(checked(driver.cuCtxGetCurrent(), "current context")) == int(context):
+
+def is_current(device: int) -> bool:
+    """Whether torch's context of the device is current in this thread."""
+    return bool(_current_context()()[1] == _primary_context(device))
+
+
+@contextlib.contextmanager
+def on_device(device: int) -> Iterator[None]:
+    """torch's context of the device is current inside, in threads that never used CUDA as well; outside it is as before.
+
+    cuda.core's `Device.set_current` would leave the thread on another device than torch believes.
+    """
+    from cuda.bindings import driver
+
+    if is_current(device):
         yield
         return
-    checked(driver.cuCtxPushCurrent(context), "entering the context")
+    checked(driver.cuCtxPushCurrent(_primary_context(device)), "entering the context")
     try:
         yield
     finally:

@@ -1,14 +1,20 @@
-"""Launches cubins through NVIDIA's cuda-bindings, on a stream that the caller names. Judges nothing, imports no torch.
+"""Launches cubins through NVIDIA's cuda.core, on a stream that the caller names. Judges nothing, imports no torch.
 
-The current CUDA context of the calling thread is used (torch's, where torch has made one). Modules are never unloaded.
+Code, kernels, their attributes and the device are cuda.core's objects. What cuda.core 1.2 lacks goes through cuda-bindings:
+`launch` takes numbers, buffers and tensor maps as arguments, but no struct by value, so kernels are launched by
+`cuLaunchKernelEx` with a configuration and a block of arguments that are made once; tensor maps inside such a block; setting the
+limit of dynamic shared memory; memory that no stream orders, which a call may need while its stream is captured.
+
+A kernel runs in its stream's context; on the null stream in the current one of the calling thread (torch's, where torch has made
+one). Code is never unloaded.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from generator.translate.records import Launch, TensorParameter
@@ -31,6 +37,12 @@ def _driver() -> Any:
     return driver
 
 
+def _core() -> Any:
+    import cuda.core
+
+    return cuda.core
+
+
 def checked(result: tuple[Any, ...], what: str) -> Any:
     """The values of a driver call. Raises CudaError."""
     status, *values = result
@@ -41,73 +53,85 @@ def checked(result: tuple[Any, ...], what: str) -> Any:
 
 
 @dataclass
+class Launchable:
+    """A kernel with its arguments: all that the driver is told but the stream, made once.
+
+    parameters: an array with the address of each of the kernel's parameters. shape: grid, block, cluster, dynamic shared memory.
+    """
+
+    function: Any
+    shape: tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], int]
+    parameters: Any
+    what: str
+    kept: Any = None
+
+    def __post_init__(self) -> None:
+        self._launch, self._at = _driver().cuLaunchKernelEx, ctypes.addressof(self.parameters)
+        self._configs: dict[int, Any] = {}
+
+    def run(self, stream: int) -> None:
+        config = self._configs.get(stream)
+        if config is None:
+            config = self._configs[stream] = launch_config(*self.shape, stream)
+        status = self._launch(config, self.function, self._at, 0)
+        if status[0]:
+            checked(status, self.what)
+
+
+@dataclass
 class Prepared:
     """One call with everything but the stream fixed; keeps alive what the call points to."""
 
-    kernel: CudaKernel
-    grid: tuple[int, int, int]
-    block: Any
-    repacks: tuple[Any, ...] = ()
-    unpacks: tuple[Any, ...] = ()
+    kernel: Launchable | None  # None: there is nothing to do
+    repacks: tuple[Launchable, ...] = ()
+    unpacks: tuple[Launchable, ...] = ()
     kept: tuple[Any, ...] = ()
-    parameters: Any = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Where the driver finds each parameter of the kernel: one struct, or the parts of the block that the launch names."""
-        at = ctypes.addressof(self.block)
-        parts = self.kernel.launch.target_facts["parameters"].get("parts", (0,))
-        self.parameters = (ctypes.c_void_p * len(parts))(*(at + part for part in parts))
 
     def run(self, stream: int = 0) -> None:
-        if 0 in self.grid:
+        if self.kernel is None:
             return
         for repack in self.repacks:
-            repack(stream)
-        self.kernel.launch_block(self.grid, self.parameters, stream)
+            repack.run(stream)
+        self.kernel.run(stream)
         for unpack in self.unpacks:
-            unpack(stream)
+            unpack.run(stream)
 
 
 class CudaKernel:
     """A loaded kernel. One launch at a time may run where the launch asks for an exclusive workspace: use one object a stream."""
 
     def __init__(self, launch: Launch, cubin: bytes) -> None:
-        driver = _driver()
+        """For the current device. Raises CudaError."""
         self.launch, self._facts = launch, launch.target_facts
-        self._cubin = cubin
-        self._module = checked(driver.cuModuleLoadData(cubin), f"{launch.entry}: loading")
-        self._function = checked(
-            driver.cuModuleGetFunction(self._module, launch.entry.encode()), f"{launch.entry}: not in the module"
-        )
-        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        device = _core().Device()
+        with _told(f"{launch.entry}: loading"):
+            self._code = _core().ObjectCode.from_cubin(cubin, name=launch.entry)
+            self._kernel = self._code.get_kernel(launch.entry)
+        self._functions = {launch.entry: self._function(self._kernel)}
         size = int(self._facts["shared_bytes"])
         if size > 48 * 1024:
-            checked(driver.cuFuncSetAttribute(self._function, attribute, size), f"{launch.entry}: {size} bytes of shared memory")
-        self._sms = self._device_attribute("MULTIPROCESSOR_COUNT")
+            attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            status = _driver().cuKernelSetAttribute(attribute, size, self._kernel.handle, device.device_id)
+            checked(status, f"{launch.entry}: {size} bytes of shared memory")
+        self._sms = int(device.properties.multiprocessor_count)
         wanted = self._facts["workspace"]
         self._workspace = self._zeroed(wanted["bytes"]) if wanted else 0
         self._zeros = self._zeroed(ZEROS_BYTES)
         self._block = tuple(int(n) for n in self._facts.get("block", (self._facts["threads"], 1, 1)))
         self._cluster = tuple(int(n) for n in self._facts.get("cluster", (1, 1, 1)))
-        self._copies: dict[str, Any] = {}
-        self._configs: dict[tuple[tuple[int, int, int], int], Any] = {}
 
     @property
     def attributes(self) -> dict[str, int]:
-        """registers, local_bytes and shared_bytes (static), as the driver tells them."""
-        driver = _driver()
-        names = {"registers": "NUM_REGS", "local_bytes": "LOCAL_SIZE_BYTES", "shared_bytes": "SHARED_SIZE_BYTES"}
-        get, enum = driver.cuFuncGetAttribute, driver.CUfunction_attribute
-        return {
-            k: int(checked(get(getattr(enum, f"CU_FUNC_ATTRIBUTE_{n}"), self._function), "attribute")) for k, n in names.items()
-        }
+        """registers, local_bytes and shared_bytes (static), as the driver tells them of the current device."""
+        told = self._kernel.attributes
+        return {"registers": told.num_regs, "local_bytes": told.local_size_bytes, "shared_bytes": told.shared_size_bytes}
 
-    def _device_attribute(self, name: str) -> int:
-        driver = _driver()
-        device = checked(driver.cuCtxGetDevice(), "current device")
-        return int(
-            checked(driver.cuDeviceGetAttribute(getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{name}"), device), name)
-        )
+    def _function(self, kernel: Any) -> Any:
+        """What the driver launches: the kernel of whichever context its stream has. Its code is brought to the device now, since
+        that may not happen while a stream is captured.
+        """
+        checked(_driver().cuKernelGetFunction(kernel.handle), f"{self.launch.entry}: loading")
+        return _driver().CUfunction(int(kernel.handle))
 
     def _zeroed(self, size: int) -> int:
         driver = _driver()
@@ -139,47 +163,33 @@ class CudaKernel:
             if parameter.written:  # what the kernel leaves alone stays as it was
                 unpacks.append(self._copy_run(parameter, copy, "unpack"))
         call = make_call(self.launch, given, scalars, self._workspace, self._sms, self._zeros)
+        return Prepared(
+            None if call.is_empty else self._launchable(call), tuple(repacks), tuple(unpacks), (tuple(tensors), tuple(given))
+        )
+
+    def _launchable(self, call: Call) -> Launchable:
+        """The driver is told where each parameter lies: one struct, or the parts of the block that the launch names."""
         block = ctypes.create_string_buffer(bytes(self._with_maps(call)), len(call.block))
-        return Prepared(self, call.grid, block, tuple(repacks), tuple(unpacks), (tuple(tensors), tuple(given)))
-
-    def launch_block(self, grid: tuple[int, int, int], parameters: Any, stream: int) -> None:
-        """`parameters`: an array with the address of each of the kernel's parameters."""
-        shared, at = int(self._facts["shared_bytes"]), ctypes.addressof(parameters)
-        if self._cluster == (1, 1, 1):
-            status = _driver().cuLaunchKernel(self._function, *grid, *self._block, shared, stream, at, 0)
-        else:
-            status = _driver().cuLaunchKernelEx(self._config(grid, shared, stream), self._function, at, 0)
-        if int(status[0]):
-            checked(status, f"{self.launch.entry}: launch")
-
-    def _config(self, grid: tuple[int, int, int], shared: int, stream: int) -> Any:
-        """The last configuration of launches in clusters again, where it is the same."""
-        if (grid, stream) not in self._configs:
-            self._configs = {(grid, stream): cluster_config(grid, self._block, self._cluster, shared, stream)}
-        return self._configs[grid, stream]
+        at, parts = ctypes.addressof(block), self._facts["parameters"].get("parts", (0,))
+        parameters = (ctypes.c_void_p * len(parts))(*(at + part for part in parts))
+        shape = (call.grid, self._block, self._cluster, int(self._facts["shared_bytes"]))
+        return Launchable(self._functions[self.launch.entry], shape, parameters, f"{self.launch.entry}: launch", block)
 
     def _with_maps(self, call: Call) -> bytearray:
         for m in call.maps:
             call.block[m.offset : m.offset + 128] = encode_tensor_map(m)
         return call.block
 
-    def _copy_run(self, parameter: TensorParameter, copy: _CompactCopy, what: str) -> Any:
-        """What queues the copy of a tensor into its compact form (`repack`) or back (`unpack`), by the module's own kernel."""
-        driver = _driver()
+    def _copy_run(self, parameter: TensorParameter, copy: _CompactCopy, what: str) -> Launchable:
+        """The copy of a tensor into its compact form (`repack`) or back (`unpack`), by the module's own kernel."""
         name = self._facts[what] + ("_32" if ITEM_BYTES[parameter.dtype] == 4 else "")
-        if name not in self._copies:
-            found = driver.cuModuleGetFunction(self._module, name.encode())
-            self._copies[name] = checked(found, f"{self.launch.entry}: {what}")
-        function, grid = self._copies[name], max(1, min(4 * self._sms, -(-copy.elements // COPY_THREADS)))
+        if name not in self._functions:
+            with _told(f"{self.launch.entry}: {what}"):
+                self._functions[name] = self._function(self._code.get_kernel(name))
+        blocks = max(1, min(4 * self._sms, -(-copy.elements // COPY_THREADS)))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(copy.block))
-
-        def run(stream: int) -> None:
-            at = ctypes.addressof(parameters)
-            launched = driver.cuLaunchKernel(function, grid, 1, 1, COPY_THREADS, 1, 1, 0, stream, at, 0)
-            checked(launched, f"{self.launch.entry}: {what} of {parameter.name}")
-
-        run.kept = (copy, parameters)  # type: ignore[attr-defined]
-        return run
+        shape = ((blocks, 1, 1), (COPY_THREADS, 1, 1), (1, 1, 1), 0)
+        return Launchable(self._functions[name], shape, parameters, f"{self.launch.entry}: {what} of {parameter.name}", copy)
 
 
 @dataclass
@@ -209,19 +219,30 @@ class _CompactCopy:
         return _CompactCopy(RawTensor(copy, tuple(strides), shape), block, total, _Memory(copy))
 
 
-def cluster_config(grid: tuple[int, int, int], block: tuple[int, ...], cluster: tuple[int, ...], shared: int, stream: int) -> Any:
-    """What `cuLaunchKernelEx` takes for blocks in clusters."""
+def launch_config(grid: tuple[int, ...], block: tuple[int, ...], cluster: tuple[int, ...], shared_bytes: int, stream: int) -> Any:
+    """What `cuLaunchKernelEx` takes: grid in blocks, a handle of a stream."""
     driver = _driver()
-    config, attribute = driver.CUlaunchConfig(), driver.CUlaunchAttribute()
+    config = driver.CUlaunchConfig()
     config.gridDimX, config.gridDimY, config.gridDimZ = grid
     config.blockDimX, config.blockDimY, config.blockDimZ = block
-    config.sharedMemBytes, config.hStream = shared, stream
-    attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-    size = attribute.value.clusterDim
-    size.x, size.y, size.z = cluster
-    attribute.value.clusterDim = size
-    config.attrs, config.numAttrs = [attribute], 1
+    config.sharedMemBytes, config.hStream = shared_bytes, stream
+    if cluster != (1, 1, 1):
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = cluster
+        attribute.value.clusterDim = size
+        config.attrs, config.numAttrs = [attribute], 1
     return config
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """Raises CudaError for what cuda.core raises: it has no public name for its own errors."""
+    try:
+        yield
+    except Exception as error:
+        raise CudaError(f"{what}: {error}") from None
 
 
 class _Memory:

@@ -46,6 +46,7 @@ class Kernel:
     def __init__(self) -> None:
         self.prepared: list = []
         self.runs: list[int] = []
+        self.entered: list[int] = []
         self.error: Exception | None = None
 
     def prepare(self, tensors, scalars) -> Prepared:
@@ -70,7 +71,9 @@ class Query:
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> tuple[BoundCudaKernel, Kernel]:
     monkeypatch.setattr(cuda_frames, "current_stream", lambda device: 77)
-    monkeypatch.setattr(cuda_frames, "on_device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_frames, "is_current", lambda device: False)
+    entered: list[int] = []
+    monkeypatch.setattr(cuda_frames, "on_device", lambda device: contextlib.nullcontext(entered.append(device)))
     monkeypatch.setattr(cuda_frames, "allocating_in_captures", contextlib.nullcontext)
     entry, kernel = CudaEntry(LAUNCH, b"cubin", digest_bytes(b"cubin")), Kernel()
     monkeypatch.setattr(entry, "kernel", lambda device, stream: kernel)
@@ -79,6 +82,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> tuple[BoundCudaKernel, Kernel]:
     shape = (2, 4, 8, 16)
     made = bound_kernel(entry, call, SPEC, Output(shape, strides[0], strides[0]), {})
     assert isinstance(made, BoundCudaKernel)
+    kernel.entered = entered
     return made, kernel
 
 
@@ -95,6 +99,21 @@ def test_a_call_is_packed_once_for_its_addresses_and_goes_to_torchs_stream(bound
     assert (q.pointer, q.shape, q.strides) == (1000, (2, 4, 8, 16), (512, 128, 16, 1))
     assert k.shape == (2, 2, 12, 16) and o.pointer == 1300 and lse is None
     assert scalars == [SPEC.scale, 12]
+
+
+def test_the_devices_context_is_entered_for_the_null_stream_only(bound, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any other stream brings its context: the driver launches a kernel of no context there."""
+    frame, kernel = bound
+    frame.run(*tensors())
+    frame.run(*tensors())
+    assert kernel.entered == [0], "once, to load and pack"
+    monkeypatch.setattr(cuda_frames, "current_stream", lambda device: 0)
+    frame.run(*tensors())
+    frame.run(*tensors())
+    assert kernel.entered == [0, 0, 0, 0] and kernel.runs == [77, 77, 0, 0]
+    monkeypatch.setattr(cuda_frames, "is_current", lambda device: True)
+    frame.run(*tensors())
+    assert len(kernel.entered) == 4 and kernel.runs[-1] == 0
 
 
 def test_an_lse_that_is_wanted_is_written(bound) -> None:
@@ -133,9 +152,7 @@ def test_other_bytes_are_not_taken() -> None:
 
 
 def test_an_exclusive_workspace_means_a_kernel_for_each_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    import verifier.launch_cuda
-
-    monkeypatch.setattr(verifier.launch_cuda, "CudaKernel", lambda launch, cubin: object())
+    monkeypatch.setattr(cuda_frames, "CudaKernel", lambda launch, cubin: object())
     shared = CudaEntry(LAUNCH, b"cubin", digest_bytes(b"cubin"))
     assert shared.kernel(0, 1) is shared.kernel(0, 2) is not shared.kernel(1, 1)
     exclusive = Launch("kernel", (), (), {"workspace": {"bytes": 64, "zeroed": True, "exclusive": True}})

@@ -18,6 +18,7 @@ import torch
 sys.path.append(str(Path(__file__).parents[1] / "generator"))
 
 from cuda_emulation import build
+from host_driver import HostDriver, Launched
 
 from generator.authors.rules import RuleAuthor
 from generator.binding import bind
@@ -36,51 +37,12 @@ pytestmark = [
 ]
 
 
-class EmulatedDriver:
-    """The driver's functions that the launcher uses; memory is the host's."""
+class EmulatedDriver(HostDriver):
+    """Kernels run in the emulator."""
 
     def __init__(self, translated: Translated, folder: Path) -> None:
-        from cuda.bindings import driver
-
-        self._real, self._library = driver, build(translated, folder)
-        self._memory: dict[int, Any] = {}
-        self.shared_limit, self.launches = 0, []
-
-    def __getattr__(self, name: str) -> Any:  # enumerations and integer types
-        return getattr(self._real, name)
-
-    def cuGetErrorString(self, status: Any) -> tuple[int, bytes]:
-        return 0, b"refused"
-
-    def cuModuleLoadData(self, data: bytes) -> tuple[int, str]:
-        return (0, "module") if data == b"cubin" else (1, "")
-
-    def cuModuleGetFunction(self, module: str, name: bytes) -> tuple[int, str]:
-        return 0, name.decode()
-
-    def cuFuncSetAttribute(self, function: str, attribute: Any, value: int) -> tuple[int]:
-        self.shared_limit = value
-        return (0,)
-
-    def cuCtxGetDevice(self) -> tuple[int, int]:
-        return 0, 0
-
-    def cuDeviceGetAttribute(self, attribute: Any, device: int) -> tuple[int, int]:
-        return 0, 3
-
-    def cuMemAlloc(self, size: int) -> tuple[int, int]:
-        buffer = torch.empty(size + 16, dtype=torch.uint8)
-        address = -(-buffer.data_ptr() // 16) * 16
-        self._memory[address] = buffer
-        return 0, address
-
-    def cuMemFree(self, address: int) -> tuple[int]:
-        del self._memory[address]
-        return (0,)
-
-    def cuMemsetD8(self, address: int, value: int, size: int) -> tuple[int]:
-        ctypes.memset(address, value, size)
-        return (0,)
+        super().__init__(self._emulate, sms=3)
+        self._library = build(translated, folder)
 
     def cuTensorMapEncodeTiled(self, kind, rank, address, extents, strides, box, steps, *modes) -> tuple[int, Any]:  # type: ignore[no-untyped-def]
         numbers = [[int(x) for x in values] for values in (extents, strides, box)]
@@ -89,15 +51,13 @@ class EmulatedDriver:
         block = ctypes.create_string_buffer(struct.pack("<Q5Q4Q5I", int(address), *numbers[0], *numbers[1], *numbers[2]), 128)
         return 0, SimpleNamespace(getPtr=lambda: ctypes.addressof(block))
 
-    def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra) -> tuple[int]:  # type: ignore[no-untyped-def]
-        assert (gy, gz, by, bz, extra) == (1, 1, 1, 1, 0) and (shared <= 48 * 1024 or shared <= self.shared_limit)
-        block = ctypes.c_void_p.from_address(parameters).value
-        self.launches.append((function, gx, stream))
-        if function == "farm_repack":
-            self._library.emulate_repack(ctypes.c_void_p(block), min(gx, 2), bx)
+    def _emulate(self, launched: Launched, parameters: int) -> None:
+        assert (launched.grid[1:], launched.block[1:], launched.cluster) == ((1, 1), (1, 1), (1, 1, 1))
+        block = ctypes.c_void_p(ctypes.c_void_p.from_address(parameters).value)
+        if launched.name == "farm_repack":
+            self._library.emulate_repack(block, min(launched.grid[0], 2), launched.block[0])
         else:
-            self._library.emulate(ctypes.c_void_p(block), gx, bx, 1)
-        return (0,)
+            self._library.emulate(block, launched.grid[0], launched.block[0], 1)
 
 
 SPEC = AttentionSpec(2, 1, 40, 72, 1, 70, 90, "bf16", (Rule.make("causal"),))
@@ -112,7 +72,7 @@ def load(
     translated = translate(Program(program.name, program.stage, body), TARGETS[target])
     assert isinstance(translated, Translated)
     driver = EmulatedDriver(translated, folder)
-    monkeypatch.setattr(launch_cuda, "_driver", lambda: driver)
+    driver.install(monkeypatch)
     return launch_cuda.CudaKernel(translated.launch, b"cubin"), driver
 
 
@@ -150,7 +110,7 @@ def test_a_call_gives_the_right_values(loaded: tuple[launch_cuda.CudaKernel, Emu
     given = tensors()
     call(kernel, given, stream=77)
     assert_right(given)
-    assert [(f, s) for f, _, s in driver.launches] == [(kernel.launch.entry, 77)]
+    assert [(x.name, x.stream) for x in driver.launches] == [(kernel.launch.entry, 77)]
     call(kernel, given)  # the queue's counter was left at zero
     assert_right(given)
 
@@ -163,7 +123,7 @@ def test_misaligned_and_expanded_operands_are_repacked(loaded: tuple[launch_cuda
     given["q"] = wide[..., 1:41]
     call(kernel, given)
     assert_right(given)
-    assert [f for f, *_ in driver.launches] == ["farm_repack", kernel.launch.entry]
+    assert [x.name for x in driver.launches] == ["farm_repack", kernel.launch.entry]
 
 
 def test_a_repacked_operand_keeps_its_extents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ The driver here notes what it is told, and copies tensors as the module's own ke
 import ctypes
 import json
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from host_driver import HostDriver
 
 from generator.binding import bind
 from generator.spec import AttentionSpec
@@ -37,51 +37,18 @@ PLAIN = {
 }  # fmt: skip
 
 
-class Driver:
-    """Memory is the host's; `on_kernel` is the kernel."""
+class Driver(HostDriver):
+    """`on_kernel` is the kernel, called with the address of its parameters."""
 
     def __init__(self, on_kernel):
-        from cuda.bindings import driver
+        super().__init__(self._call, sms=132)
+        self._on_kernel = on_kernel
 
-        self._real, self.on_kernel, self.launches, self._kept = driver, on_kernel, [], {}
-
-    def __getattr__(self, name):
-        return getattr(self._real, name)
-
-    def cuGetErrorString(self, status):
-        return 0, b"refused"
-
-    def cuModuleLoadData(self, data):
-        return 0, "module"
-
-    def cuModuleGetFunction(self, module, name):
-        return 0, name.decode()
-
-    def cuCtxGetDevice(self):
-        return 0, 0
-
-    def cuDeviceGetAttribute(self, attribute, device):
-        return 0, 132
-
-    def cuMemAlloc(self, size):
-        buffer = ctypes.create_string_buffer(size + 16)
-        address = -(-ctypes.addressof(buffer) // 16) * 16
-        self._kept[address] = buffer
-        return 0, address
-
-    def cuMemFree(self, address):
-        return (0,)
-
-    def cuMemsetD8(self, address, value, size):
-        ctypes.memset(address, value, size)
-        return (0,)
-
-    def cuLaunchKernel(self, function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
-        self.launches.append(SimpleNamespace(name=function, grid=(gx, gy, gz), block=(bx, by, bz), cluster=(1, 1, 1)))
-        if not function.startswith("farm_"):
-            self.on_kernel(parameters)
-            return (0,)
-        kind = np.uint32 if function.endswith("_32") else np.uint16
+    def _call(self, launched, parameters):
+        if not launched.name.startswith("farm_"):
+            self._on_kernel(parameters)
+            return
+        kind = np.uint32 if launched.name.endswith("_32") else np.uint16
         x, y, *numbers = np.ctypeslib.as_array((ctypes.c_int64 * 10).from_address(parts_of(parameters, 1)[0])).tolist()
         shape, strides = tuple(numbers[:4]), tuple(numbers[4:])
         reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
@@ -89,16 +56,7 @@ class Driver:
         raw = np.frombuffer((ctypes.c_char * (reach * item)).from_address(x), kind)
         tensor = np.lib.stride_tricks.as_strided(raw, shape, [s * item for s in strides], writeable=True)
         copy = np.frombuffer((ctypes.c_char * (int(np.prod(shape)) * item)).from_address(y), kind).reshape(shape)
-        (tensor if "unpack" in function else copy)[...] = copy if "unpack" in function else tensor
-        return (0,)
-
-    def cuLaunchKernelEx(self, config, function, parameters, extra):
-        size = config.attrs[0].value.clusterDim
-        grid = (config.gridDimX, config.gridDimY, config.gridDimZ)
-        block = (config.blockDimX, config.blockDimY, config.blockDimZ)
-        self.launches.append(SimpleNamespace(name=function, grid=grid, block=block, cluster=(size.x, size.y, size.z)))
-        self.on_kernel(parameters)
-        return (0,)
+        (tensor if "unpack" in launched.name else copy)[...] = copy if "unpack" in launched.name else tensor
 
 
 def parts_of(parameters, count):
@@ -109,7 +67,7 @@ def kernel(monkeypatch, on_kernel, **changes):
     launch = read_launch(json.dumps(PLAIN | changes), SPEC, find_target("sm_90a"))
     assert isinstance(launch, Launch), str(launch)
     driver = Driver(on_kernel)
-    monkeypatch.setattr(launch_cuda, "_driver", lambda: driver)
+    driver.install(monkeypatch)
     return launch_cuda.CudaKernel(launch, b"cubin"), driver
 
 

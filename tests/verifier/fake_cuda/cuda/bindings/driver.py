@@ -8,6 +8,7 @@ import ctypes
 import mmap
 import os
 from types import SimpleNamespace
+from typing import Any
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -19,13 +20,7 @@ _GRANULE = 2 << 20
 CUmemAllocationType = SimpleNamespace(CU_MEM_ALLOCATION_TYPE_PINNED=1)
 CUmemLocationType = SimpleNamespace(CU_MEM_LOCATION_TYPE_DEVICE=1)
 CUmemAccess_flags = SimpleNamespace(CU_MEM_ACCESS_FLAGS_PROT_READ=1, CU_MEM_ACCESS_FLAGS_PROT_READWRITE=3)
-CUfunction_attribute = SimpleNamespace(
-    CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8,
-    CU_FUNC_ATTRIBUTE_NUM_REGS=4,
-    CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES=3,
-    CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES=1,
-)
-CUdevice_attribute = SimpleNamespace(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT=16)
+CUfunction_attribute = SimpleNamespace(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES=8)
 
 
 class CUmemAllocationProp:
@@ -91,41 +86,37 @@ def cuMemFree(address: int):
     return (0,)
 
 
-def cuCtxGetDevice():
-    return 0, 0
+def cuKernelGetFunction(kernel: object):
+    return 0, kernel
 
 
-def cuDeviceGetAttribute(attribute: int, device: int):
-    return 0, 4
-
-
-def cuModuleLoadData(cubin: bytes):
-    handle = os.memfd_create("fake-cubin", 0)
-    os.write(handle, cubin)
-    return 0, ctypes.CDLL(f"/proc/self/fd/{handle}")
-
-
-def cuModuleGetFunction(module: ctypes.CDLL, name: bytes):
-    function = module[f"launch_{name.decode()}"]
-    function.refused = hasattr(module, "refused_by_the_driver")
-    return 0, function
-
-
-def cuFuncSetAttribute(function: object, attribute: int, value: int):
+def cuKernelSetAttribute(attribute: int, value: int, kernel: object, device: int):
     return (1 if value > 227 * 1024 else 0,)
-
-
-def cuFuncGetAttribute(attribute: int, function: object):
-    return 0, 32
 
 
 def cuGetErrorString(status: int):
     return 0, b"invalid argument"
 
 
-def cuLaunchKernel(function, gx, gy, gz, bx, by, bz, shared, stream, parameters, extra):
-    if function.refused:
+class CUlaunchConfig:
+    pass
+
+
+class CUfunction:
+    """A kernel by its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def cuLaunchKernelEx(config: CUlaunchConfig, function: CUfunction, parameters: int, extra: int):
+    kernel = core_kernels[function.number]
+    if kernel.refused:
         return (1,)
     block = ctypes.cast(parameters, ctypes.POINTER(ctypes.c_void_p))[0]
-    function(ctypes.c_void_p(block), ctypes.c_int64(gx))
+    kernel.function(ctypes.c_void_p(block), ctypes.c_int64(config.gridDimX))
     return (0,)
+
+
+#: The kernels that cuda.core's stand-in has loaded, by number.
+core_kernels: dict[int, Any] = {}
