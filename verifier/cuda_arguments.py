@@ -98,9 +98,21 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
     raise LaunchError(f"launch: expected a known function, found {fn!r}")
 
 
+def unaligned_entry(launch: Launch) -> Launch | None:
+    """How the kernel's second entry point is launched, which takes rows that begin anywhere; None where there is none."""
+    other = launch.target_facts.get("unaligned")
+    return None if other is None else Launch(other["entry"], launch.tensors, launch.scalars, {**launch.target_facts, **other})
+
+
+def entry_for(launch: Launch, tensors: Sequence[TensorLike]) -> Launch:
+    """The launch of the entry point that takes these tensors: the second where some cannot be read 16 bytes at a time."""
+    other = unaligned_entry(launch)
+    return other if other is not None and misaligned(launch, tensors) else launch
+
+
 def misaligned(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
-    """Positions of tensors that have to be repacked first: 16 byte loads need addresses and strides in steps of 16 bytes, and a
-    kernel may be written for compact tensors only.
+    """Positions of tensors that the kernel cannot take as they lie, and that are repacked where it has no second entry point:
+    16 byte loads need addresses and strides in steps of 16 bytes, and a kernel may be written for compact tensors only.
     """
     out = []
     compact = launch.target_facts.get("compact", ())

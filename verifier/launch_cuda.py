@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from generator.translate.records import Launch, TensorParameter
-from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, make_call, misaligned
+from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, entry_for, make_call, misaligned
 from verifier.launch import LaunchError, RawTensor, TensorLike, check_call
 
 ZEROS_BYTES = 1 << 16  # stands for empty tensors
@@ -97,28 +97,39 @@ class Prepared:
             unpack.run(stream)
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """One entry point of the code: how it is launched, and what the driver launches."""
+
+    launch: Launch
+    function: Any
+
+    def launchable(self, grid: tuple[int, int, int], block: Any) -> Launchable:
+        """The driver is told where each parameter lies: one struct, or the parts of the block that the launch names."""
+        facts, at = self.launch.target_facts, ctypes.addressof(block)
+        parts = facts["parameters"].get("parts", (0,))
+        threads = tuple(int(n) for n in facts.get("block", (facts["threads"], 1, 1)))
+        cluster = tuple(int(n) for n in facts.get("cluster", (1, 1, 1)))
+        shape, where = (grid, threads, cluster, int(facts["shared_bytes"])), (at + part for part in parts)
+        return Launchable(self.function, shape, (ctypes.c_void_p * len(parts))(*where), f"{self.launch.entry}: launch", block)
+
+
 class CudaKernel:
     """A loaded kernel. One launch at a time may run where the launch asks for an exclusive workspace: use one object a stream."""
 
     def __init__(self, launch: Launch, cubin: bytes) -> None:
         """For the current device. Raises CudaError."""
         self.launch, self._facts = launch, launch.target_facts
-        device = _core().Device()
+        self._device = _core().Device()
         with _told(f"{launch.entry}: loading"):
             self._code = _core().ObjectCode.from_cubin(cubin, name=launch.entry)
             self._kernel = self._code.get_kernel(launch.entry)
-        self._functions = {launch.entry: self._function(self._kernel)}
-        size = int(self._facts["shared_bytes"])
-        if size > 48 * 1024:
-            attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            status = _driver().cuKernelSetAttribute(attribute, size, self._kernel.handle, device.device_id)
-            checked(status, f"{launch.entry}: {size} bytes of shared memory")
-        self._sms = int(device.properties.multiprocessor_count)
+        self._entries = {launch.entry: self._entry(launch, self._kernel)}
+        self._copies: dict[str, Any] = {}
+        self._sms = int(self._device.properties.multiprocessor_count)
         wanted = self._facts["workspace"]
         self._workspace = self._zeroed(wanted["bytes"]) if wanted else 0
         self._zeros = self._zeroed(ZEROS_BYTES)
-        self._block = tuple(int(n) for n in self._facts.get("block", (self._facts["threads"], 1, 1)))
-        self._cluster = tuple(int(n) for n in self._facts.get("cluster", (1, 1, 1)))
 
     @property
     def attributes(self) -> dict[str, int]:
@@ -126,12 +137,28 @@ class CudaKernel:
         told = self._kernel.attributes
         return {"registers": told.num_regs, "local_bytes": told.local_size_bytes, "shared_bytes": told.shared_size_bytes}
 
+    def _entry(self, launch: Launch, kernel: Any) -> _Entry:
+        size = int(launch.target_facts["shared_bytes"])
+        if size > 48 * 1024:
+            attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            status = _driver().cuKernelSetAttribute(attribute, size, kernel.handle, self._device.device_id)
+            checked(status, f"{launch.entry}: {size} bytes of shared memory")
+        return _Entry(launch, self._function(kernel))
+
     def _function(self, kernel: Any) -> Any:
         """What the driver launches: the kernel of whichever context its stream has. Its code is brought to the device now, since
         that may not happen while a stream is captured.
         """
         checked(_driver().cuKernelGetFunction(kernel.handle), f"{self.launch.entry}: loading")
         return _driver().CUfunction(int(kernel.handle))
+
+    def _found(self, launch: Launch) -> _Entry:
+        """An entry point, looked up when it is first wanted."""
+        if launch.entry not in self._entries:
+            with _told(f"{launch.entry}: loading"):
+                kernel = self._code.get_kernel(launch.entry)
+            self._entries[launch.entry] = self._entry(launch, kernel)
+        return self._entries[launch.entry]
 
     def _zeroed(self, size: int) -> int:
         driver = _driver()
@@ -155,25 +182,18 @@ class CudaKernel:
         given = list(tensors)
         repacks, unpacks = [], []
         present = [t if t is not None else RawTensor(0, (0,) * p.ndim) for p, t in zip(self.launch.tensors, tensors, strict=True)]
-        for i in misaligned(self.launch, present):
+        entry = self._found(entry_for(self.launch, present))
+        for i in misaligned(entry.launch, present):
             parameter = self.launch.tensors[i]
             copy = _CompactCopy.of(parameter, present[i])
             given[i] = copy.tensor
             repacks.append(self._copy_run(parameter, copy, "repack"))
             if parameter.written:  # what the kernel leaves alone stays as it was
                 unpacks.append(self._copy_run(parameter, copy, "unpack"))
-        call = make_call(self.launch, given, scalars, self._workspace, self._sms, self._zeros)
-        return Prepared(
-            None if call.is_empty else self._launchable(call), tuple(repacks), tuple(unpacks), (tuple(tensors), tuple(given))
-        )
-
-    def _launchable(self, call: Call) -> Launchable:
-        """The driver is told where each parameter lies: one struct, or the parts of the block that the launch names."""
+        call = make_call(entry.launch, given, scalars, self._workspace, self._sms, self._zeros)
         block = ctypes.create_string_buffer(bytes(self._with_maps(call)), len(call.block))
-        at, parts = ctypes.addressof(block), self._facts["parameters"].get("parts", (0,))
-        parameters = (ctypes.c_void_p * len(parts))(*(at + part for part in parts))
-        shape = (call.grid, self._block, self._cluster, int(self._facts["shared_bytes"]))
-        return Launchable(self._functions[self.launch.entry], shape, parameters, f"{self.launch.entry}: launch", block)
+        launchable = None if call.is_empty else entry.launchable(call.grid, block)
+        return Prepared(launchable, tuple(repacks), tuple(unpacks), (tuple(tensors), tuple(given)))
 
     def _with_maps(self, call: Call) -> bytearray:
         for m in call.maps:
@@ -183,13 +203,13 @@ class CudaKernel:
     def _copy_run(self, parameter: TensorParameter, copy: _CompactCopy, what: str) -> Launchable:
         """The copy of a tensor into its compact form (`repack`) or back (`unpack`), by the module's own kernel."""
         name = self._facts[what] + ("_32" if ITEM_BYTES[parameter.dtype] == 4 else "")
-        if name not in self._functions:
+        if name not in self._copies:
             with _told(f"{self.launch.entry}: {what}"):
-                self._functions[name] = self._function(self._code.get_kernel(name))
+                self._copies[name] = self._function(self._code.get_kernel(name))
         blocks = max(1, min(4 * self._sms, -(-copy.elements // COPY_THREADS)))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(copy.block))
         shape = ((blocks, 1, 1), (COPY_THREADS, 1, 1), (1, 1, 1), 0)
-        return Launchable(self._functions[name], shape, parameters, f"{self.launch.entry}: {what} of {parameter.name}", copy)
+        return Launchable(self._copies[name], shape, parameters, f"{self.launch.entry}: {what} of {parameter.name}", copy)
 
 
 @dataclass

@@ -19,10 +19,10 @@ from generator.canonical import digest_text
 from generator.translate.cuda import HEADERS
 from generator.translate.cuda.wgmma_instructions import BEGIN, END
 from generator.translate.records import Translated
-from verifier.cuda_arguments import make_call
+from verifier.cuda_arguments import entry_for, make_call
 
 EMULATOR = Path(__file__).parent / "cuda_emulator"
-REPLACED = ("ptx.cuh", "ptx_mma.cuh", "ptx_wgmma.cuh")
+REPLACED = ("ptx.cuh", "ptx_mma.cuh", "ptx_wgmma.cuh", "ptx_narrow.cuh")
 PRODUCT = re.compile(r"wgmma_(ss|rs)_(\d+)_([nt])_(\w+)\(")
 
 
@@ -54,14 +54,17 @@ def emulated_source(translated: Translated) -> str:
         text = text.replace(body, "")
     text = re.sub(f"{BEGIN}.*{END}", "", text, flags=re.DOTALL)
     text = PRODUCT.sub(lambda m: f"wgmma_{m[1]}<{m[2]}, {str(m[3] == 't').lower()}, {m[4].upper()}>(", text)
-    call = f"{translated.launch.entry}(*(const Params*)p)"
+    entry, second = translated.launch.entry, translated.launch.target_facts["unaligned"]
+    block = "ParamsUnaligned" if "parameters" in second else "Params"
+    return "\n".join(
+        ['#include "emulator.h"', text, _exported("", entry, "Params"), _exported("_unaligned", second["entry"], block), ""]
+    )
+
+
+def _exported(suffix: str, entry: str, block: str) -> str:
     return (
-        '#include "emulator.h"\n'
-        + text
-        + '\nextern "C" void emulate(const void* p, unsigned blocks, unsigned threads, unsigned seed) '
-        + f"{{ emulate_grid(blocks, threads, seed, [=] {{ {call}; }}); }}\n"
-        + 'extern "C" void emulate_repack(const void* p, unsigned blocks, unsigned threads) '
-        + "{ emulate_grid(blocks, threads, 1, [=] { farm_repack(*(const Repack*)p); }); }\n"
+        f'extern "C" void emulate{suffix}(const void* p, unsigned blocks, unsigned threads, unsigned seed) '
+        f"{{ emulate_grid(blocks, threads, seed, [=] {{ {entry}(*(const {block}*)p); }}); }}"
     )
 
 
@@ -80,9 +83,9 @@ def run_emulated(
     translated: Translated, tensors: Mapping[str, np.ndarray], scalars: Mapping[str, int | float], folder: Path, seed: int = 1
 ) -> None:
     """Runs the kernel on arrays (16-bit dtypes as uint16) in place."""
-    launch = translated.launch
     counter = np.zeros(2, np.int32)
-    addresses = [Address(tensors[t.name]) for t in launch.tensors]
+    addresses = [Address(tensors[t.name]) for t in translated.launch.tensors]
+    launch = entry_for(translated.launch, addresses)
     call = make_call(
         launch, addresses, [scalars[s.name] for s in launch.scalars], counter.ctypes.data, NUM_SMS, counter.ctypes.data
     )
@@ -90,5 +93,7 @@ def run_emulated(
         values = (m.address, *m.extents, *m.strides, *m.box)
         struct.pack_into("<Q5Q4Q5I", call.block, m.offset, *values)
     block = (ctypes.c_char * len(call.block)).from_buffer(call.block)
-    build(translated, folder).emulate(block, call.grid[0], launch.target_facts["threads"], seed)
+    library = build(translated, folder)
+    run = library.emulate if launch is translated.launch else library.emulate_unaligned
+    run(block, call.grid[0], launch.target_facts["threads"], seed)
     assert not counter.any(), "the queue's counter is left as it was found"

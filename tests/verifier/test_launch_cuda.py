@@ -54,10 +54,8 @@ class EmulatedDriver(HostDriver):
     def _emulate(self, launched: Launched, parameters: int) -> None:
         assert (launched.grid[1:], launched.block[1:], launched.cluster) == ((1, 1), (1, 1), (1, 1, 1))
         block = ctypes.c_void_p(ctypes.c_void_p.from_address(parameters).value)
-        if launched.name == "farm_repack":
-            self._library.emulate_repack(block, min(launched.grid[0], 2), launched.block[0])
-        else:
-            self._library.emulate(block, launched.grid[0], launched.block[0], 1)
+        run = self._library.emulate_unaligned if launched.name.endswith("__unaligned") else self._library.emulate
+        run(block, launched.grid[0], launched.block[0], 1)
 
 
 SPEC = AttentionSpec(2, 1, 40, 72, 1, 70, 90, "bf16", (Rule.make("causal"),))
@@ -115,25 +113,47 @@ def test_a_call_gives_the_right_values(loaded: tuple[launch_cuda.CudaKernel, Emu
     assert_right(given)
 
 
-def test_misaligned_and_expanded_operands_are_repacked(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
+    """The same values in rows that begin at multiples of `by` elements and of no more."""
+    pitch = -(-(tensor.shape[-1] + 2 * by) // (2 * by)) * 2 * by + by
+    wide = torch.zeros(*tensor.shape[:-1], pitch, dtype=tensor.dtype)
+    wide[..., by : by + tensor.shape[-1]] = tensor
+    return wide[..., by : by + tensor.shape[-1]]
+
+
+@pytest.mark.parametrize("by", [1, 2, 4])
+def test_rows_that_begin_anywhere_are_read_where_they_lie(by: int, loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    """By the second entry point, without a copy; the kernel itself is launched where rows begin at multiples of 16 bytes."""
     kernel, driver = loaded
     given = tensors()
-    wide = torch.zeros(1, 2, 70, 43, dtype=torch.bfloat16)
-    wide[..., 1:41] = given["q"]
-    given["q"] = wide[..., 1:41]
+    given |= {name: shifted(given[name], by) for name in ("q", "k", "o")}
     call(kernel, given)
     assert_right(given)
-    assert [x.name for x in driver.launches] == ["farm_repack", kernel.launch.entry]
+    assert [x.name for x in driver.launches] == [f"{kernel.launch.entry}__unaligned"]
+    aligned = tensors()
+    call(kernel, aligned)
+    assert driver.launches[-1].name == kernel.launch.entry
+    assert torch.equal(aligned["o"], given["o"]), "the same arithmetic"
 
 
-def test_a_repacked_operand_keeps_its_extents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a padding mask the tensor maps ask the tensor itself how many keys it holds."""
+def test_expanded_operands_are_read_where_they_lie(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    """Tensor maps take no stride of 0: a kernel with maps has them read by its second entry point, another by itself."""
+    kernel, driver = loaded
+    spec = dataclasses.replace(SPEC, batch=2)
+    given = tensors(spec)
+    given["k"] = given["k"][:1].expand(given["k"].shape)
+    call(kernel, given, spec)
+    assert_right(given, spec)
+    wanted = "__unaligned" if kernel.launch.target_facts["tensor_maps"] else ""
+    assert [x.name for x in driver.launches] == [kernel.launch.entry + wanted]
+
+
+def test_keys_that_end_inside_their_tensor_in_rows_that_begin_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a padding mask only the device knows how many keys there are."""
     spec = dataclasses.replace(SPEC, masks=(Rule.make("padding"),))
     kernel, _ = load(spec, "sm_90a", tmp_path, monkeypatch)
     given = tensors(spec) | {"KvLen": torch.full((spec.batch,), spec.seqlen_k - 5, dtype=torch.int32)}
-    wide = torch.zeros(spec.batch, 1, spec.seqlen_k, 43, dtype=torch.bfloat16)
-    wide[..., 1:41] = given["k"]
-    given["k"] = wide[..., 1:41]
+    given["k"] = shifted(given["k"], 1)
     call(kernel, given, spec)
     assert_right(given, spec)
 

@@ -16,6 +16,7 @@ from generator.translate.cuda import names
 from generator.translate.cuda.launch import blocks, make_launch, vector_loads
 from generator.translate.cuda.mma_kernel import MmaKernel, Shape
 from generator.translate.cuda.refusal import Refused
+from generator.translate.cuda.unaligned import entry_of, unaligned_facts, unaligned_unit
 from generator.translate.cuda.unit import Unit, round_up
 from generator.translate.cuda.wgmma_block import write_wgmma_kernel
 from generator.translate.cuda.wgmma_instructions import section
@@ -26,6 +27,13 @@ from generator.translate.records import Translated, Untranslatable
 __all__ = ["translate_cuda"]
 
 HEADERS = Path(__file__).parent / "runtime"
+#: Parts of the runtime that a text begins with, in order.
+MMA_HEADERS = ("ptx.cuh", "ptx_mma.cuh", "ptx_narrow.cuh", "common.cuh", "shared_tile.cuh", "mma.cuh", "narrow.cuh")
+ASYNC_COPIES = ("copy_async.cuh", "narrow_async.cuh", "copy_async_narrow.cuh")
+STAGED_COPIES = ("copy_staged.cuh", "copy_staged_narrow.cuh")
+WGMMA_HEADERS = (
+    "ptx.cuh", "ptx_wgmma.cuh", "ptx_narrow.cuh", "common.cuh", "wgmma.cuh", "narrow.cuh", "narrow_async.cuh", "wgmma_narrow.cuh",
+)  # fmt: skip
 #: Columns of products' results that a warp of 32 rows holds in registers, a register each and thread.
 RESULT_COLUMNS = 200
 
@@ -54,12 +62,14 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         f"// {core.name}: from TL, for {target.isa}; {kernel.shape.warps} warps of {kernel.shape.row_blocks} x 16 rows\n"
         f"#define FARM_MMA_K {16 if asynchronous else 8}"
     )
-    copies = "copy_async.cuh" if asynchronous else "copy_staged.cuh"
-    order = ["tile_order.cuh"] if kernel.in_sections else []
-    for name in ("ptx.cuh", "ptx_mma.cuh", "common.cuh", *order, "shared_tile.cuh", "mma.cuh", copies, "repack.cuh"):
+    order = ("tile_order.cuh",) if kernel.in_sections else ()
+    for name in (*MMA_HEADERS, *order, *(ASYNC_COPIES if asynchronous else STAGED_COPIES)):
         u.w.raw(header(name))
     u.w("", f"constexpr int MT = {kernel.shape.row_blocks}, ROW_STEP = 16, THREADS = {kernel.shape.threads};", "")
     kernel.write()
+    narrow = unaligned_unit(core, target, u.w)
+    second = MmaKernel(narrow, kernel.shape, asynchronous, entry_of(kernel.entry))
+    second.write()
     facts = {
         "family": "mma.sync",
         "isa": target.isa,
@@ -68,7 +78,7 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         "shared_bytes": kernel.smem,
         "cluster": [1, 1, 1],
         "aligned_16": vector_loads(u),
-        "repack": "farm_repack",
+        "unaligned": unaligned_facts(kernel.entry, second.smem),
         "tensor_maps": [],
         "workspace": None,
     }
@@ -88,17 +98,22 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
 def _wgmma(core: Program, target: Target) -> Translated:
     u = Unit.of(core, target)
     u.code.masks_as_bits = True
-    frame, entry = Frame.of(u), names.entry(core.name)
-    w = u.w
+    frame, entry, w = Frame.of(u), names.entry(core.name), u.w
+    narrow = unaligned_unit(core, target, w)
+    narrow.code.masks_as_bits = True
+    second = Frame.of(narrow)
     w.raw(f"// {core.name}: from TL, for {target.isa}; {frame.groups} consumer warpgroups of {frame.row_blocks} x 64 rows")
-    for name in ("ptx.cuh", "ptx_wgmma.cuh", "common.cuh", "wgmma.cuh", "repack.cuh"):
+    for name in WGMMA_HEADERS:
         w.raw(header(name))
-    w.raw(section(frame.products()))
+    w.raw(section(frame.products() | second.products()))
     w("", f"constexpr int MT = {frame.row_blocks}, ROW_STEP = 64;", "")
     parameters = frame.parameters()
     parameters.write(w)
     write_wgmma_kernel(frame, entry)
-    facts = {"isa": target.isa, "cluster": [1, 1, 1], "aligned_16": vector_loads(u), "repack": "farm_repack", **frame.facts()}
+    second.parameters().write(w, second.block_type)
+    write_wgmma_kernel(second, entry_of(entry))
+    unaligned = unaligned_facts(entry, second.placement.bytes, second.parameters())
+    facts = {"isa": target.isa, "cluster": [1, 1, 1], "aligned_16": vector_loads(u), "unaligned": unaligned, **frame.facts()}
     schedule = {
         **u.analysis.to_plain(),
         "notes": [],

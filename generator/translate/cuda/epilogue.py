@@ -1,4 +1,4 @@
-"""Register tiles to global memory: cast, 16 byte stores where the address allows, nothing past the end. Computes nothing."""
+"""Register tiles to global memory: cast, stores as wide as the address allows, nothing past the end. Computes nothing."""
 
 from __future__ import annotations
 
@@ -10,11 +10,23 @@ from generator.translate.cuda.unit import Unit
 
 
 def write_alignment(u: Unit, outputs: list[Allocate]) -> None:
-    """Whether whole rows of an output can be written 16 bytes at a time."""
+    """Whether whole rows of an output can be written 16 bytes at a time; in narrow code, how many bytes at a time."""
     for a in outputs:
         if len(a.shape) == 2 and a.dtype in ("f16", "bf16"):
-            pitch = f"{BYTES[a.dtype]} * {names.stride(a.name, len(a.offset))}"
-            u.w(f"const bool aligned_{a.name} = (((u64){names.lead(a.name)} | (u64)({pitch})) & 15) == 0;")
+            if u.narrow:
+                write_width(u, a)
+            else:
+                u.w(f"const bool aligned_{a.name} = (({row_bits(a)}) & 15) == 0;")
+
+
+def write_width(u: Unit, a: Allocate) -> None:
+    """How wide the rows of a matrix can be read or written, for this block's part of it."""
+    u.w(f"const int {names.width(a.name)} = vector_width({row_bits(a)});")
+
+
+def row_bits(a: Allocate) -> str:
+    """C: an integer with every bit that the address of some row of the matrix has."""
+    return f"(u64){names.lead(a.name)} | (u64)({BYTES[a.dtype]} * {names.stride(a.name, len(a.offset))})"
 
 
 def write_store(u: Unit, s: Copy) -> None:
@@ -41,8 +53,9 @@ def _store_matrix(u: Unit, s: Copy, a: Allocate, row: str, left: str, pitch: str
     if a.dtype == "f32":
         u.w(f"{each_block} store_rows_f32<{n}>({at}, left - ROW(t, 0), cols, lane, {values});")
     elif a.dtype in ("f16", "bf16"):
-        kind = TYPES[a.dtype]
-        u.w(f"{each_block} store_rows<{kind}, {n}>({at}, aligned_{a.name}, left - ROW(t, 0), cols, lane, {values});")
+        kind, store = TYPES[a.dtype], "store_rows_narrow" if u.narrow else "store_rows"
+        how = names.width(a.name) if u.narrow else f"aligned_{a.name}"
+        u.w(f"{each_block} {store}<{kind}, {n}>({at}, {how}, left - ROW(t, 0), cols, lane, {values});")
     else:
         place = f"((int*)out)[(i64)ROW(t, r) * {pitch} + lane_col + COL]"
         u.w(f"FOR_TILE({n}) if (ROW(t, r) < left && lane_col + COL < cols) {place} = {values}[AT];")

@@ -13,7 +13,7 @@ from generator.tl.ir import Allocate, Compute, Copy, For, Gemm, If, Op, Reshape,
 from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import TYPES
 from generator.translate.cuda.elementwise import PLAIN, Setting
-from generator.translate.cuda.epilogue import write_alignment, write_store
+from generator.translate.cuda.epilogue import write_alignment, write_store, write_width
 from generator.translate.cuda.grid import (
     Scanned,
     has_edges,
@@ -33,10 +33,12 @@ from generator.translate.cuda.mma_tiles import (
     Point,
     contraction,
     fetch_arguments,
+    fetch_call,
     place,
     points,
     reads_shared,
     shared_copies,
+    staged_type,
 )
 from generator.translate.cuda.parameters import Parameters, add_program, write_addresses, write_extents
 from generator.translate.cuda.refusal import Refused
@@ -102,7 +104,8 @@ class MmaKernel:
         u, w = self.u, self.u.w
         stages = self._stages()
         self.smem = place(u, stages)
-        self.parameters().write(w)
+        if not u.narrow:  # both entry points have the same
+            self.parameters().write(w)
         bounds = f"{self.shape.threads}, {self._blocks_per_sm()}"
         w("", f'extern "C" __global__ void __launch_bounds__({bounds}) {self.entry}(const __grid_constant__ Params p) {{')
         w("extern __shared__ __align__(1024) u8 smem_raw[];", "const u32 smem = smem_u32(smem_raw);")
@@ -130,6 +133,11 @@ class MmaKernel:
         w("{")
         matrices = self._addresses(body, "block_number()")
         write_alignment(u, [a for a in matrices if a.name in u.program.outputs])
+        if u.narrow:
+            copied = {t.matrix.name for t in u.tiles.values()} - set(u.program.outputs)
+            for a in matrices:
+                if a.name in copied:
+                    write_width(u, a)
         w(f"const int live = {live_rows(u)};")
         if initial:
             self._scan_ahead(body)
@@ -257,13 +265,13 @@ class MmaKernel:
             self.u.w("__syncthreads();  // every warp is done with what is overwritten")
             self.dirty = False
         self.u.w(self.u.comment(s))
-        template, call = fetch_arguments(self.u, s)
         destination = names.shared(s.into)
         self.slots[s.into] = destination
         if self.asynchronous:
-            self.u.w(f"fetch<{template}>({destination}, {call});", "copy_commit();")
+            self.u.w(fetch_call(self.u, s, destination), "copy_commit();")
         else:
-            self.u.w("{", f"Staged<{template}> staged;", f"staged.fetch({call});", f"staged.land({destination});", "}")
+            fetch = f"staged.fetch({fetch_arguments(self.u, s)});"
+            self.u.w("{", f"{staged_type(self.u, s)} staged;", fetch, f"staged.land({destination});", "}")
         self.pending.add(s.into)
 
     def wait_for(self, needed: set[str]) -> None:

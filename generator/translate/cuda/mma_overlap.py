@@ -13,7 +13,7 @@ from generator.tl.ir import Compute, Copy, Op, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
 from generator.translate.cuda.mma_pipeline import Pipeline, tile_registers
-from generator.translate.cuda.mma_tiles import Point, fetch_arguments, shared_copies, slot, slot_bytes
+from generator.translate.cuda.mma_tiles import Point, fetch_call, shared_copies, slot, slot_bytes
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.scope import uses_of
 
@@ -113,8 +113,7 @@ class Overlapped(Pipeline):
         u, w = self.kernel.u, self.kernel.u.w
         w(f"if ({n} < count{self.k}) {{" if guarded else "{", self.bind(n))
         for c in copies:
-            template, call = fetch_arguments(u, c)
-            w(u.comment(c), f"fetch<{template}>({slot(u.tiles[c.into], f'({n})')}, {call});")
+            w(u.comment(c), fetch_call(u, c, slot(u.tiles[c.into], f"({n})")))
         w("}")
 
     def point(self, copies: list[Copy], n: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from generator.tl.ir import Copy, Gemm
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
-from generator.translate.cuda.mma_tiles import Point, contraction, fetch_arguments, slot
+from generator.translate.cuda.mma_tiles import Point, contraction, fetch_arguments, fetch_call, slot, staged_type
 from generator.translate.cuda.unit import round_up
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.scope import defs_of, uses_of
@@ -53,8 +53,7 @@ class Pipeline:
         self.enter()
         if not kernel.asynchronous:
             for c in self.copies:
-                template, _ = fetch_arguments(kernel.u, c)
-                w(f"Staged<{template}> staged_{c.into};")
+                w(f"{staged_type(kernel.u, c)} staged_{c.into};")
         w("// the first copies")
         for ahead in range(self.distance):
             self.start(ahead, "0", first=True)
@@ -78,11 +77,10 @@ class Pipeline:
         n = f"{it} + {ahead}" if ahead else it
         w(f"if ({n} < count{self.k}) {{" if ahead or first else "{", self.bind(n))
         for c in self.points[point].copies:
-            template, call = fetch_arguments(u, c)
             if kernel.asynchronous:
-                w(u.comment(c), f"fetch<{template}>({slot(u.tiles[c.into], n)}, {call});")
+                w(u.comment(c), fetch_call(u, c, slot(u.tiles[c.into], n)))
             else:
-                w(u.comment(c), f"staged_{c.into}.fetch({call});")
+                w(u.comment(c), f"staged_{c.into}.fetch({fetch_arguments(u, c)});")
         w("}")
         if kernel.asynchronous:
             w("copy_commit();")

@@ -98,15 +98,29 @@ def points(u: Unit, loop: For) -> list[Point] | None:
     return out if seen == set(copies) else None
 
 
-def fetch_arguments(u: Unit, s: Copy) -> tuple[str, str]:
-    """(template arguments, call arguments behind the destination) of a tile's copy."""
+def fetch_call(u: Unit, s: Copy, to: str) -> str:
+    """C: starts a tile's copy by cp.async."""
+    return f"fetch{'_narrow' if u.narrow else ''}<{_template(u, s)}>({to}, {fetch_arguments(u, s)});"
+
+
+def staged_type(u: Unit, s: Copy) -> str:
+    """C: the registers in which a tile's copy is on its way, where there is no cp.async."""
+    return f"Staged{'Narrow' if u.narrow else ''}<{_template(u, s)}>"
+
+
+def _template(u: Unit, s: Copy) -> str:
+    t = u.tiles[s.into]
+    return f"{t.rows}, {t.cols}, {t.stored_rows}, {t.stored_cols}, THREADS"
+
+
+def fetch_arguments(u: Unit, s: Copy) -> str:
+    """C: where a tile comes from, as the copies of the runtime want it."""
     t = u.tiles[s.into]
     a = t.matrix
     row, col = (tile_coordinate(u, s.coordinate, k, size) for k, size in ((0, t.rows), (1, t.cols)))
     pitch_bytes = f"2 * {mangle.stride(a.name, len(a.offset))}"
-    template = f"{t.rows}, {t.cols}, {t.stored_rows}, {t.stored_cols}, THREADS"
-    call = f"{mangle.lead(a.name)}, {pitch_bytes}, {row}, {col}, {mangle.extent(a.name, 0)}, {mangle.extent(a.name, 1)}"
-    return template, call
+    width = f"{mangle.width(a.name)}, " if u.narrow else ""
+    return f"{width}{mangle.lead(a.name)}, {pitch_bytes}, {row}, {col}, {mangle.extent(a.name, 0)}, {mangle.extent(a.name, 1)}"
 
 
 def slot(t: SharedTile, iteration: str) -> str:

@@ -45,6 +45,11 @@ def lead(name: str) -> str:
     return f"m_{name}"
 
 
+def width(name: str) -> str:
+    """The widest access, in bytes, that a matrix's address and pitch allow."""
+    return f"width_{name}"
+
+
 def extent(name: str, axis_index: int) -> str:
     return f"n_{name}_{axis_index}"
 

@@ -29,8 +29,8 @@ class Parameters:
         self.size = at + SIZES[kind]
         self.alignment = max(self.alignment, ALIGNMENTS[kind])
 
-    def write(self, w: Writer) -> None:
-        w("struct Params {", *(f"{declaration};" for declaration, _ in self.members), "};")
+    def write(self, w: Writer, name: str = "Params") -> None:
+        w(f"struct {name} {{", *(f"{declaration};" for declaration, _ in self.members), "};")
 
     def facts(self) -> dict[str, Any]:
         total = -(-self.size // self.alignment) * self.alignment

@@ -50,6 +50,7 @@ class Unit:
     w: Writer
     rows: int  # of the block: of every register tile
     tiles: dict[str, SharedTile] = field(default_factory=dict)
+    narrow: bool = False  # rows may begin anywhere: see `unaligned`
 
     @staticmethod
     def of(program: Program, target: Target) -> Unit:

@@ -68,6 +68,11 @@ class Frame:
         return frame
 
     @property
+    def block_type(self) -> str:
+        """C: the type of the kernel's parameter."""
+        return "ParamsUnaligned" if self.u.narrow else "Params"
+
+    @property
     def threads(self) -> int:
         return 128 * (self.groups + 1)
 
@@ -99,11 +104,11 @@ class Frame:
 
     def parameters(self) -> Parameters:
         u, out = self.u, Parameters()
-        for i, t in enumerate(u.tiles.values()):
+        for i, t in enumerate([] if u.narrow else u.tiles.values()):
             out.add(f"TensorMap map_{t.name}", "tensor_map", map=i)
         if not self.static_order:
             out.add("int* counter", "pointer", workspace=True)
-        tiled = {t.matrix.name for t in u.tiles.values()}
+        tiled = set() if u.narrow else {t.matrix.name for t in u.tiles.values()}
         add_program(out, u, [a for a in u.matrices if a.name not in tiled or a.name in u.program.outputs])
         add_order(out, u, self._section())
         return out

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Copy, For
 from generator.translate.cuda import names
+from generator.translate.cuda.epilogue import write_width
 from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
 from generator.translate.cuda.mma_pipeline import iteration
 from generator.translate.cuda.parameters import write_addresses, write_extents
@@ -20,6 +21,8 @@ from generator.translate.cuda.wgmma_tiles import CHUNK, is_chunked
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.scope import uses
 
+COPY_BARRIER = 15  # the named barrier at which the producer's threads meet; consumers have those from 1 on
+
 
 @dataclass
 class Producer:
@@ -29,7 +32,7 @@ class Producer:
         u, w, frame = self.frame.u, self.frame.u.w, self.frame
         if frame.registers:
             w(f"registers_less<{frame.registers[0]}>();")
-        w("if (warp == 0) {", "const bool leads = lane == 0;  // this lane starts the copies; all follow the loops")
+        w(*self.who())
         w("Ring grid_ring{0, 1};", *(f"Ring r_{t.name}{{0, 1}};" for t in u.tiles.values()))
         self._starts()
         if frame.ahead:
@@ -58,6 +61,10 @@ class Producer:
         if not frame.static_order:
             w("if (leads) leave_queue(p.counter);")
         w("}")
+
+    def who(self) -> tuple[str, str]:
+        """C: which threads of the warpgroup follow the loops, and the one that starts copies and tells of them."""
+        return "if (warp == 0) {", "const bool leads = lane == 0;  // this lane starts the copies; all follow the loops"
 
     def _captured(self) -> None:
         """What ranges and coordinates may read besides scalars."""
@@ -89,11 +96,15 @@ class Producer:
         for t in u.tiles.values():
             offsets = [u.scalar(e) for e in reversed(t.matrix.offset)] + ["0"] * (2 - len(t.matrix.offset))
             w(f"const int inner_{t.name} = opaque({offsets[0]}), outer_{t.name} = opaque({offsets[1]});")
+        self._load_functions()
+
+    def _load_functions(self) -> None:
+        u, w = self.frame.u, self.frame.u.w
         for s, loop in self._copies():
             w(u.comment(s), f"auto {self._name(s, loop)} = [&]({f'int {names.loop_variable(loop.var)}' if loop else ''}) {{")
             w(f"start_{s.into}({', '.join(self._coordinates(s))});", "};")
 
-    def _coordinates(self, s: Copy) -> tuple[str, str, str, str]:
+    def _coordinates(self, s: Copy) -> tuple[str, ...]:
         u, t = self.frame.u, self.frame.u.tiles[s.into]
         row = tile_coordinate(u, s.coordinate, 0, t.rows)
         column = tile_coordinate(u, s.coordinate, 1, t.cols // CHUNK if is_chunked(t) else t.cols)
@@ -168,3 +179,45 @@ class Producer:
 
     def _call(self, s: Copy, plan: LoopPlan, k: int, n: str) -> str:
         return f"{self._name(s, plan.loop)}({iteration(plan, k, n)});"
+
+
+@dataclass
+class NarrowProducer(Producer):
+    """The whole warpgroup copies: TMA takes only rows at multiples of 16 bytes. A tile is there before the next is begun."""
+
+    def who(self) -> tuple[str, str]:
+        return "{", "const bool leads = threadIdx.x == 0;  // this thread tells of copies; all make them"
+
+    def _captured(self) -> None:
+        u, outputs = self.frame.u, set(self.frame.u.program.outputs)
+        tiled = {t.matrix.name: t.matrix for t in u.tiles.values()}
+        matrices = [a for a in u.matrices if a.name in tiled or a.name not in outputs]
+        write_addresses(u, matrices)
+        write_extents(u, matrices)
+        for a in tiled.values():
+            write_width(u, a)
+
+    def _starts(self) -> None:
+        """What copies read is known once the tile of the grid is: see `_loads`."""
+
+    def _loads(self) -> None:
+        u, w = self.frame.u, self.frame.u.w
+        for t in u.tiles.values():
+            a, ring = t.matrix, f"r_{t.name}"
+            to = f"{names.shared(t.name)} + {ring}.slot * {t.bytes}"
+            pitch = f"2 * {names.stride(a.name, len(a.offset))}"
+            extents = f"{names.extent(a.name, 0)}, {names.extent(a.name, 1)}"
+            w(
+                f"auto start_{t.name} = [&](int row, int column) {{",
+                f"mbar_wait({self.frame.empty(t, ring)}, {ring}.phase);",
+                f"copy_tile<{t.rows}, {t.stored_cols}>({to}, {names.width(a.name)}, {names.lead(a.name)}, {pitch}, row, column, "
+                f"{extents}, {COPY_BARRIER});",
+                f"if (leads) mbar_arrive({self.frame.full(t, ring)});",
+                f"{ring}.next<{t.stages}>();",
+                "};",
+            )
+        self._load_functions()
+
+    def _coordinates(self, s: Copy) -> tuple[str, ...]:
+        u, t = self.frame.u, self.frame.u.tiles[s.into]
+        return tile_coordinate(u, s.coordinate, 0, t.rows), tile_coordinate(u, s.coordinate, 1, t.cols)

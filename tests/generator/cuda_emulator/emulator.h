@@ -140,9 +140,13 @@ inline u8* shared_at(u32 a, u32 bytes) {
   return smem_raw + a;
 }
 inline u16 load_shared2(u32 a) { u16 x; memcpy(&x, shared_at(a, 2), 2); return x; }
-inline void store_global16(char* p, uint4 v, bool yes) { if (yes) memcpy(p, &v, 16); }
-inline void store_global4(char* p, u32 v, bool yes) { if (yes) memcpy(p, &v, 4); }
-inline void store_global2(char* p, u16 v, bool yes) { if (yes) memcpy(p, &v, 2); }
+template <int BYTES> inline const char* piece_at(const char* p) {
+  if ((size_t)p % BYTES) { fprintf(stderr, "emulator: %d bytes at %p\n", BYTES, (const void*)p); abort(); }
+  return p;
+}
+inline void store_global16(char* p, uint4 v, bool yes) { if (yes) memcpy((char*)piece_at<16>(p), &v, 16); }
+inline void store_global4(char* p, u32 v, bool yes) { if (yes) memcpy((char*)piece_at<4>(p), &v, 4); }
+inline void store_global2(char* p, u16 v, bool yes) { if (yes) memcpy((char*)piece_at<2>(p), &v, 2); }
 inline void store_shared16(u32 a, uint4 v) { memcpy(shared_at(a, 16), &v, 16); }
 inline uint4 load_global16(const char* p) {
   if ((size_t)p % 16) { fprintf(stderr, "emulator: 16 byte load at %p\n", (const void*)p); abort(); }
@@ -180,7 +184,7 @@ template <Type T> inline void mma16(float* c, const u32* a, u32 b0, u32 b1) {
     c[2 * r + j] += sum;
   }
 }
-struct Pending { u32 to; const char* from; int bytes; };
+struct Pending { u32 to; const char* from; int bytes, size = 16; };
 static std::vector<std::vector<std::vector<Pending>>> groups;  // thread -> committed groups, the last one open
 inline void copy_async16(u32 to, const char* from, int bytes) {
   shared_at(to, 16);
@@ -193,11 +197,31 @@ template <int N> inline void copy_wait() {  // data land only here: a reader tha
   auto& mine = groups[current->tid.x];
   while ((int)mine.size() - 1 > N) {
     for (const Pending& p : mine.front()) {
-      memset(shared_at(p.to, 16), 0, 16);
-      memcpy(shared_at(p.to, 16), p.from, p.bytes);
+      memset(shared_at(p.to, p.size), 0, p.size);
+      memcpy(shared_at(p.to, p.size), p.from, p.bytes);
     }
     mine.erase(mine.begin());
   }
+}
+
+// ---------------------------------------------------------------- ptx_narrow.cuh
+template <int BYTES> inline void copy_async(u32 to, const char* from, int bytes) {
+  shared_at(to, BYTES);
+  groups[current->tid.x].back().push_back({to, bytes ? piece_at<BYTES>(from) : from, bytes, BYTES});
+}
+inline void copy_async_done() { copy_commit(); copy_wait<0>(); }
+inline uint4 load_global8(const char* p, const char* q) {
+  uint4 x;
+  memcpy(&x, piece_at<8>(p), 8);
+  memcpy((char*)&x + 8, piece_at<8>(q), 8);
+  return x;
+}
+inline u32 load_global4(const char* p) { u32 x; memcpy(&x, piece_at<4>(p), 4); return x; }
+inline u16 load_global2(const char* p) { u16 x; memcpy(&x, piece_at<2>(p), 2); return x; }
+inline void store_global8(char* p, u32 x, u32 y, bool yes) {
+  if (!yes) return;
+  memcpy((char*)piece_at<8>(p), &x, 4);
+  memcpy(p + 4, &y, 4);
 }
 
 // ---------------------------------------------------------------- ptx_wgmma.cuh

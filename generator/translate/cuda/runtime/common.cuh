@@ -93,14 +93,10 @@ template <Type T, int MT, int N, int M> DEVICE void to_operand(u32 (&p)[MT][N], 
 }
 template <Type T> DEVICE float rounded(float x) { return T == F32 ? x : widen<T>(narrow<T>(x)); }
 
-// One row block of 16 bit elements to global memory. 4 x 4 word transposes inside each lane quad give each lane eight columns: one
-// 16 byte store where the matrix is aligned, 64 contiguous bytes in each of eight rows an instruction. `left`: rows of the matrix at
-// and behind this thread's first row. No branch holds a shuffle: a warp must be seen to stay together (see `store_global16`).
-template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool aligned, int left, int cols, int lane, const float (&x)[M]) {
+// One row block of 16 bit elements as words: 4 x 4 word transposes inside each lane quad give each lane eight columns of every 32.
+template <Type T, int N, int M> DEVICE void quad_rows(u32 (&w)[2][(N + 31) / 32][4], int lane, const float (&x)[M]) {
   constexpr int GROUPS = (N + 31) / 32;  // of 32 columns
-  const int q = lane & 3;
-  const bool b0 = q & 1, b1 = q & 2;
-  u32 w[2][GROUPS][4];
+  const bool b0 = lane & 1, b1 = lane & 2;
   UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) UNROLL for (int i = 0; i < 4; ++i) {
     const int k = 4 * (4 * g + i) + 2 * r;
     w[r][g][i] = 4 * g + i < N / 8 ? pack2<T>(x[k < M ? k : 0], x[k < M ? k + 1 : 0]) : 0;
@@ -113,6 +109,15 @@ template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool 
     const u32 y = __shfl_xor_sync(0xffffffffu, b1 ? w[r][g][i] : w[r][g][i + 2], 2);
     if (b1) w[r][g][i] = y; else w[r][g][i + 2] = y;
   }
+}
+// One row block to global memory: one 16 byte store where the matrix is aligned, 64 contiguous bytes in each of eight rows an
+// instruction. `left`: rows of the matrix at and behind this thread's first row. No branch holds a shuffle: a warp must be seen to
+// stay together (see `store_global16`).
+template <Type T, int N, int M> DEVICE void store_rows(char* p, i64 pitch, bool aligned, int left, int cols, int lane, const float (&x)[M]) {
+  constexpr int GROUPS = (N + 31) / 32;
+  const int q = lane & 3;
+  u32 w[2][GROUPS][4];
+  quad_rows<T, N>(w, lane, x);
   UNROLL for (int r = 0; r < 2; ++r) UNROLL for (int g = 0; g < GROUPS; ++g) {
     const int c = 32 * g + 8 * q;
     const bool in = aligned && 8 * r < left && c < N && c + 8 <= cols;

@@ -1,0 +1,41 @@
+"""The second entry point of a kernel, NAME__unaligned: for calls with rows that do not begin at multiples of 16 bytes.
+
+The same program, tiles and instructions; what moves rows between memory and tiles does it in pieces as wide as each matrix's own
+address and pitch allow (`runtime/narrow*.cuh`). Kept small, since few calls need it: loops are not split into edges and middle.
+The kernel itself knows nothing of it, so neither its registers nor its results change. Emits nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from generator.targets import Target
+from generator.tl.ir import Hint, Program
+from generator.translate.cuda.parameters import Parameters
+from generator.translate.cuda.unit import Unit
+from generator.translate.cuda.writer import Writer
+
+#: Speed given up for size. `order`: blocks take tiles by number, so that all warps of a wgmma kernel's producer know the next.
+HINTS = {"split": "off", "ahead": "off", "order": "static"}
+
+
+def entry_of(entry: str) -> str:
+    return f"{entry}__unaligned"
+
+
+def unaligned_unit(core: Program, target: Target, w: Writer) -> Unit:
+    """The unit of a program's second entry point, written behind the first."""
+    kept = tuple(s for s in core.body if not (isinstance(s, Hint) and s.name in HINTS))
+    hinted = (*(Hint(name, value) for name, value in HINTS.items()), *kept)
+    unit = Unit.of(dataclasses.replace(core, body=hinted), target)
+    unit.w, unit.narrow = w, True
+    return unit
+
+
+def unaligned_facts(entry: str, shared_bytes: int, parameters: Parameters | None = None) -> dict[str, Any]:
+    """What of a launch description is another for the second entry point. parameters: where it has its own block."""
+    out: dict[str, Any] = {"entry": entry_of(entry), "shared_bytes": shared_bytes, "aligned_16": []}
+    if parameters is not None:
+        out |= {"parameters": parameters.facts(), "tensor_maps": [], "workspace": None}
+    return out
