@@ -93,7 +93,7 @@ def differing_reruns(kernel: Kernel, s: AttentionSpec, runs: int = 12) -> int:
 
 
 def check_views(kernel: Kernel, s: AttentionSpec) -> dict[str, Any]:
-    """Misaligned and expanded operands (repacked by the launcher), gaps between rows, a misaligned output."""
+    """Misaligned and expanded operands (the second entry point), gaps between rows, a misaligned output."""
     import torch
 
     s = cases.sized(s, 2, 4, 2, 70, 90)

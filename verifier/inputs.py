@@ -22,12 +22,15 @@ from verifier.arena import DTYPES, FAR_STRIDE, Place, Slot
 #: Tiles of kernels begin at multiples of this.
 TILE_EDGE = 16
 #: Changes whenever the suite does; stored with a verdict.
-SUITE_ID = "suite-1"
+SUITE_ID = "suite-2"
 
 Values = Literal["random", "large", "negative", "dominant", "equal", "ramp", "nan_beyond_length"]
-#: plain: contiguous. bshd: (batch, seqlen, heads, dim) in memory. sliced: rows with gaps, odd pitch, odd base. expanded: K and V
-#: without memory of their own for each batch entry and head. far: rows so far apart that offsets need more than 31 bits.
-Layout = Literal["plain", "bshd", "sliced", "expanded", "far"]
+#: plain: contiguous. bshd: (batch, seqlen, heads, dim) in memory. sliced: rows with gaps, odd pitch, odd base; sliced_4,
+#: sliced_8: the same in multiples of 4 and of 8 bytes, and of no more. expanded: K and V without memory of their own for each
+#: batch entry and head. far: rows so far apart that offsets need more than 31 bits.
+Layout = Literal["plain", "bshd", "sliced", "sliced_4", "sliced_8", "expanded", "far"]
+#: Bytes that rows of a sliced layout begin at multiples of, where that is more than an element.
+ROW_BYTES = {"sliced_4": 4, "sliced_8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +138,7 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
     cases += [
         Case("batch and heads interleaved", odd, layout="bshd"),
         Case("gaps between rows", odd, layout="sliced"),
+        *_wider_slices(odd),
         Case("expanded keys and values", odd, layout="expanded", place="start"),
         Case("offsets beyond 31 bits", at(1, 3, 3, 1), layout="far"),
     ]
@@ -144,6 +148,15 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
     names = ("several tiles", "new values in the same memory", "large logits", "very negative logits", "one dominant key",
              "equal keys", "growing keys")  # fmt: skip
     return cases + [Case(name, tiles, values=kind) for name, kind in zip(names, kinds, strict=True)]
+
+
+def _wider_slices(spec: AttentionSpec) -> list[Case]:
+    """Rows that can be read by 4 or 8 bytes at a time: kernels choose by address and pitch. Elements of 4 bytes are in steps of 4
+    wherever they lie.
+    """
+    layouts: tuple[Layout, ...] = ("sliced_4", "sliced_8")
+    least = DTYPES[TL_DTYPES[spec.dtype]].itemsize
+    return [Case(f"rows at multiples of {ROW_BYTES[x]} bytes", spec, layout=x) for x in layouts if ROW_BYTES[x] > least]
 
 
 def _bucket_cases(spec: AttentionSpec, seed: int) -> list[Case]:
@@ -322,7 +335,7 @@ def slots_of(case: Case, binding: Binding) -> tuple[Slot, ...]:
 
 def _slot(name: str, role: str, dtype: str, shape: tuple[int, ...], written: bool, case: Case) -> Slot:
     if len(shape) < 4:  # LSE and captured vectors
-        step = 2 if case.layout == "sliced" else 1
+        step = 2 if case.layout.startswith("sliced") else 1
         strides = tuple(s * step for s in _contiguous(shape))
         return Slot(name, dtype, shape, strides, 0, _span(shape, strides), written, case.place)
     match case.layout:
@@ -331,9 +344,11 @@ def _slot(name: str, role: str, dtype: str, shape: tuple[int, ...], written: boo
         case "bshd":
             batch, heads, seqlen, dim = shape
             strides, offset = (heads * seqlen * dim, dim, heads * dim, 1), 0
-        case "sliced":
-            pitched = _contiguous((*shape[:-1], shape[-1] + 3))
-            strides, offset = tuple(s if n > 1 else 987_654_321 for s, n in zip(pitched[:-1], shape[:-1], strict=True)) + (1,), 1
+        case "sliced" | "sliced_4" | "sliced_8":
+            step = max(1, ROW_BYTES.get(case.layout, 0) // DTYPES[dtype].itemsize)
+            pitched = _contiguous((*shape[:-1], shape[-1] + 3 * step))
+            strides = tuple(s if n > 1 else 987_654_321 for s, n in zip(pitched[:-1], shape[:-1], strict=True)) + (1,)
+            offset = step
         case "expanded":
             strides, offset = _contiguous(shape), 0
             if role in ("k", "v"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,20 @@ def kernel(spec: AttentionSpec, target: str, tiles: dict[str, int], **hints: str
     return translated
 
 
-def run(translated: Translated, spec: AttentionSpec, call: dict[str, np.ndarray], folder: Path) -> tuple[np.ndarray, np.ndarray]:
+def at_odd_multiples(array: np.ndarray, by: int) -> np.ndarray:
+    """The same elements in rows that begin at odd multiples of `by` elements from an address of 16 bytes."""
+    pitch = -(-(array.shape[-1] + 2 * by) // (2 * by)) * 2 * by + by
+    room = np.full(array[..., 0].size * pitch + 16, 0x7EEE, array.dtype)
+    first = (-room.ctypes.data % 16) // array.itemsize
+    wide = room[first : first + array[..., 0].size * pitch].reshape(*array.shape[:-1], pitch)
+    wide[..., by : by + array.shape[-1]] = array
+    return wide[..., by : by + array.shape[-1]]
+
+
+def run(
+    translated: Translated, spec: AttentionSpec, call: dict[str, np.ndarray], folder: Path, moved: Mapping[str, int] | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """moved: tensors whose rows begin at odd multiples of so many elements."""
     binding = bind(translated.launch, spec)
     arrays = {}
     for t in binding.tensors:
@@ -62,8 +76,12 @@ def run(translated: Translated, spec: AttentionSpec, call: dict[str, np.ndarray]
             arrays[t.name] = np.full(t.shape, np.nan, np.float32)
         else:
             arrays[t.name] = np.ascontiguousarray(call[t.name], dtype=np.int32 if t.dtype == "i32" else np.float32)
+    arrays |= {name: at_odd_multiples(arrays[name], by) for name, by in (moved or {}).items()}
     run_emulated(translated, arrays, binding.values, folder)
-    return decode(arrays["O"], spec.dtype), arrays["LSE"]
+    if moved and (wide := arrays["O"].base) is not None:
+        between = np.count_nonzero(wide == 0x7EEE)
+        assert between >= wide.size - arrays["O"].size
+    return decode(np.ascontiguousarray(arrays["O"]), spec.dtype), arrays["LSE"]
 
 
 def check(spec: AttentionSpec, target: str, folder: Path, tiles: dict[str, int], **hints: str) -> None:
@@ -97,6 +115,22 @@ def test_odd_head_dims_and_ragged_lengths(target: str, tmp_path: Path) -> None:
     """D 40 and DV 72 are padded inside; rows that see nothing; two warps share the rows."""
     for rows, keys in ((45, 70), (70, 33)):
         check(spec("fp16", rows, keys, (40, 72), CAUSAL), target, tmp_path, {"BM": 32, "BN": 32}, warps="2")
+
+
+@pytest.mark.parametrize("by", [1, 2, 4])
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
+def test_rows_that_begin_anywhere(target: str, by: int, tmp_path: Path) -> None:
+    """Q, V and O at odd multiples of `by` elements, K at multiples of 16 bytes; what lies between the rows of O stays."""
+    tiles = {"BM": 64, "BN": 32} if target == "sm_90a" else {"BM": 32, "BN": 32}
+    of = spec("fp16", 45, 70, (40, 72), CAUSAL)
+    call, translated = random_call(of), kernel(of, target, tiles)
+    assert "__unaligned" in translated.launch.target_facts["unaligned"]["entry"]
+    plain = run(translated, of, call, tmp_path)
+    moved = run(translated, of, call, tmp_path, {"Q": by, "V": by, "O": by})
+    for x, y in zip(plain, moved, strict=True):
+        np.testing.assert_array_equal(x, y)
+    expected, _ = attention(of, call)
+    assert np.linalg.norm(moved[0] - expected) <= 1.5e-3 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(

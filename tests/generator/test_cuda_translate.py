@@ -19,6 +19,7 @@ from generator.tl.parser import parse, parse_or_raise
 from generator.tl.printer import print_program
 from generator.translate import translate
 from generator.translate.records import Translated, Untranslatable, launch_from_plain
+from verifier.cuda_arguments import unaligned_entry
 
 PROGRAMS = Path(__file__).parents[1] / "programs" / "valid"
 GOLDEN = Path(__file__).parent / "golden_cuda"
@@ -58,6 +59,7 @@ def test_schedules_are_as_recorded(name: str, target: str, request: pytest.Fixtu
     """The decisions, not the text: ranges, groups, rings, notes. To accept new ones: delete the file and run again."""
     out = translated(source(name, target, **TILES[target]), target)
     facts = {k: v for k, v in out.launch.target_facts.items() if k != "parameters"}
+    facts["unaligned"] = {k: v for k, v in facts["unaligned"].items() if k != "parameters"}
     found = json.loads(json.dumps({"schedule": out.schedule, "facts": facts}))
     path = GOLDEN / f"{name}.{target}.json"
     if not path.exists():
@@ -80,13 +82,16 @@ def test_launches_survive_json() -> None:
 
 def test_parameter_blocks_are_packed_by_alignment() -> None:
     for target in CUDA:
-        facts = translated(source("variant", target, **TILES[target]), target).launch.target_facts["parameters"]
+        launch = translated(source("variant", target, **TILES[target]), target).launch
+        second = unaligned_entry(launch)
+        assert second is not None
         sizes = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
-        end = 0
-        for field in facts["fields"]:
-            assert field["offset"] >= end and field["offset"] % min(64, sizes[field["type"]]) == 0
-            end = field["offset"] + sizes[field["type"]]
-        assert end <= facts["bytes"] < end + facts["alignment"]
+        for facts in (launch.target_facts["parameters"], second.target_facts["parameters"]):
+            end = 0
+            for field in facts["fields"]:
+                assert field["offset"] >= end and field["offset"] % min(64, sizes[field["type"]]) == 0
+                end = field["offset"] + sizes[field["type"]]
+            assert end <= facts["bytes"] < end + facts["alignment"]
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals
@@ -218,12 +223,20 @@ def test_every_statement_counts(name: str, target: str) -> None:
         if parsed.program is None or any(d.severity == "error" for d in check(parsed.program)):
             continue
         out = translate(parsed.program, TARGETS[target])
-        assert isinstance(out, Untranslatable) or _code(out.source) != _code(whole), f"no effect: {line}"
+        for part in (_first, _second):
+            assert isinstance(out, Untranslatable) or part(out.source) != part(whole), f"no effect: {line}"
 
 
-def _code(text: str) -> str:
-    """Without comments, which quote the program."""
-    return re.sub(r"//[^\n]*", "", text)
+def _first(text: str) -> str:
+    """The kernel and its parameters, without comments, which quote the program."""
+    return re.sub(r"//[^\n]*", "", text[: text.index("__unaligned(")])
+
+
+def _second(text: str) -> str:
+    """The second entry point and its parameters, without comments."""
+    block = re.search(r"struct Params(?:Unaligned)? \{[^}]*\};", text[text.rindex("struct Params") :])
+    assert block
+    return block[0] + re.sub(r"//[^\n]*", "", text[text.index("__unaligned(") :])
 
 
 RESPONSES = Path(__file__).parents[1] / "responses"

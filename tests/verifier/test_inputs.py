@@ -1,5 +1,7 @@
 """The suite has what it promises, for every kind of spec, and its numbers still mask something at small sizes."""
 
+from typing import get_args
+
 import pytest
 import torch
 
@@ -44,7 +46,8 @@ def test_corners_and_one_ragged_point(spec):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_every_kind_of_input_is_there(spec):
     cases = suite(spec, 1)
-    assert {c.layout for c in cases} == {"plain", "bshd", "sliced", "expanded", "far"}
+    wider = {"sliced_8"} if spec.dtype == "fp32" else {"sliced_4", "sliced_8"}
+    assert {c.layout for c in cases} == {"plain", "bshd", "sliced", "expanded", "far"} | wider
     wanted = {"random", "large", "negative", "dominant", "equal", "ramp"}
     assert wanted <= {c.values for c in cases}
     assert {c.place for c in cases} == {"start", "end"}
@@ -116,7 +119,7 @@ def test_documents_cover_every_query_and_belong_together():
         assert bool(((start <= position) & (position < end)).all())
 
 
-@pytest.mark.parametrize("layout", ["plain", "bshd", "sliced", "expanded", "far"])
+@pytest.mark.parametrize("layout", get_args(inputs.Layout))
 def test_layouts_hold_the_values_and_touch_nothing_else(layout):
     spec = AttentionSpec(4, 2, 16, 8, 1 if layout == "far" else 2, 3, 3)
     case = Case("layout", spec, layout=layout, seed=2)
@@ -150,6 +153,16 @@ def test_strides_are_odd_where_they_may_be():
     slots = {s.name: s for s in slots_of(Case("odd", spec, layout="sliced"), bind(launch_of(spec), spec))}
     assert slots["Q"].offset == 1 and slots["Q"].strides[2] == 19 and slots["Q"].strides[0] > 1 << 28
     assert slots["LSE"].strides[-1] == 2
+
+
+@pytest.mark.parametrize(("layout", "wide"), [("sliced", 2), ("sliced_4", 4), ("sliced_8", 8)])
+def test_rows_begin_at_multiples_of_so_many_bytes_and_no_more(layout, wide):
+    for dim in (8, 40, 64, 128):
+        spec = AttentionSpec(2, 2, dim, dim, 2, 5, 7, dtype="bf16")
+        for slot in slots_of(Case("wide", spec, layout=layout), bind(launch_of(spec), spec)):
+            if slot.name in "QKVO":
+                assert slot.offset * 2 % (2 * wide) == slot.strides[2] * 2 % (2 * wide) == wide
+                assert all(s * 2 % wide == 0 for s in slot.strides[:3])
 
 
 def test_poison_is_not_a_number_in_every_dtype():
