@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from generator.binding import bind
 from generator.spec import AttentionSpec, Rule
 from generator.targets import TARGETS
 from generator.tl.ir import Constant, Hint, Program
+from generator.tl.parser import parse_or_raise
 from generator.translate import translate
 from generator.translate.records import Translated
 from verifier.checks import Outputs, check_outputs
@@ -24,6 +26,7 @@ from verifier.cuda_arguments import evaluate
 from verifier.inputs import Case
 from verifier.trial import make_trial
 
+PROGRAMS = Path(__file__).parents[1] / "programs" / "valid"
 pytestmark = [pytest.mark.skipif(shutil.which("g++") is None, reason="the emulator needs g++"), pytest.mark.slow]
 
 
@@ -62,9 +65,14 @@ def at_odd_multiples(array: np.ndarray, by: int) -> np.ndarray:
 
 
 def run(
-    translated: Translated, spec: AttentionSpec, call: dict[str, np.ndarray], folder: Path, moved: Mapping[str, int] | None = None
+    translated: Translated,
+    spec: AttentionSpec,
+    call: dict[str, np.ndarray],
+    folder: Path,
+    moved: Mapping[str, int] | None = None,
+    seed: int = 1,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """moved: tensors whose rows begin at odd multiples of so many elements."""
+    """moved: tensors whose rows begin at odd multiples of so many elements. seed: of the order in which warps take turns."""
     binding = bind(translated.launch, spec)
     arrays = {}
     for t in binding.tensors:
@@ -77,7 +85,7 @@ def run(
         else:
             arrays[t.name] = np.ascontiguousarray(call[t.name], dtype=np.int32 if t.dtype == "i32" else np.float32)
     arrays |= {name: at_odd_multiples(arrays[name], by) for name, by in (moved or {}).items()}
-    run_emulated(translated, arrays, binding.values, folder)
+    run_emulated(translated, arrays, binding.values, folder, seed)
     if moved and (wide := arrays["O"].base) is not None:
         between = np.count_nonzero(wide == 0x7EEE)
         assert between >= wide.size - arrays["O"].size
@@ -131,6 +139,34 @@ def test_rows_that_begin_anywhere(target: str, by: int, tmp_path: Path) -> None:
         np.testing.assert_array_equal(x, y)
     expected, _ = attention(of, call)
     assert np.linalg.norm(moved[0] - expected) <= 1.5e-3 * np.linalg.norm(expected)
+
+
+def test_the_four_warps_that_copy_may_come_in_any_order(tmp_path: Path) -> None:
+    """Where all of them waited for consumers to take the next tile of the grid, one that came late waited for ever."""
+    of = spec("fp16", 150, 40, masks=CAUSAL)
+    call, translated = random_call(of), kernel(of, "sm_90a", {"BM": 64, "BN": 32})
+    plain = run(translated, of, call, tmp_path)
+    for seed in range(1, 13):
+        moved = run(translated, of, call, tmp_path, {"K": 1}, seed)
+        np.testing.assert_array_equal(plain[0], moved[0])
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
+def test_rows_that_end_inside_a_chunk(target: str, tmp_path: Path) -> None:
+    """A product over 35 columns: what lies behind a row's last element is neither read nor counted."""
+    text = re.sub(r"B([MNK]) = \d+", r"B\1 = 64", (PROGRAMS / "gemm.tl").read_text())
+    dtype = "fp16" if target == "sm_75" else "bf16"
+    translated = translate(parse_or_raise(text.replace("bf16", "f16") if dtype == "fp16" else text), TARGETS[target])
+    assert isinstance(translated, Translated), translated
+    rng = np.random.default_rng(1)
+    a, b = (encode(rng.standard_normal((n, 35)).astype(np.float32), dtype) for n in (70, 50))
+    expected = decode(a, dtype) @ decode(b, dtype).T
+    for by in (1, 2, 4):
+        arrays = {"A": a, "B": b, "C": np.full((70, 50), 0x7FFF, np.uint16)}
+        arrays = {name: at_odd_multiples(array, by) for name, array in arrays.items()}
+        run_emulated(translated, arrays, {"M": 70, "N": 50, "Kdim": 35}, tmp_path)
+        found = decode(np.ascontiguousarray(arrays["C"]), dtype)
+        assert np.linalg.norm(found - expected) <= 6e-3 * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from generator.tl.ir import Compute, Copy, For, Gemm, If, Stmt, names, walk_statements
+from generator.tl.ir import Compute, Copy, For, Gemm, If, Num, Stmt, names, walk_statements
 from generator.translate.cuda import names as mangle
 from generator.translate.cuda.dtypes import BYTES, TYPES
 from generator.translate.cuda.grid import tile_coordinate
@@ -110,7 +110,14 @@ def staged_type(u: Unit, s: Copy) -> str:
 
 def _template(u: Unit, s: Copy) -> str:
     t = u.tiles[s.into]
-    return f"{t.rows}, {t.cols}, {t.stored_rows}, {t.stored_cols}, THREADS"
+    whole = f", {ends_with_a_chunk(t)}" if u.narrow else ""
+    return f"{t.rows}, {t.cols}, {t.stored_rows}, {t.stored_cols}, THREADS{whole}"
+
+
+def ends_with_a_chunk(t: SharedTile) -> str:
+    """C: whether rows of a tile's matrix are known to be whole chunks of eight elements."""
+    columns = t.matrix.shape[1]
+    return str(isinstance(columns, Num) and int(columns.value) % 8 == 0).lower()
 
 
 def fetch_arguments(u: Unit, s: Copy) -> str:

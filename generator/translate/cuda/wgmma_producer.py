@@ -13,6 +13,7 @@ from generator.translate.cuda import names
 from generator.translate.cuda.epilogue import write_width
 from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
 from generator.translate.cuda.mma_pipeline import iteration
+from generator.translate.cuda.mma_tiles import ends_with_a_chunk
 from generator.translate.cuda.parameters import write_addresses, write_extents
 from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.unit import SharedTile
@@ -37,7 +38,7 @@ class Producer:
         self._starts()
         if frame.ahead:
             w("bool late = false;", *(f"int late_{t.name}[4];" for t in self._late_tiles()))
-        w("for (int tile = blockIdx.x;;) {", "mbar_wait(BAR(1), grid_ring.phase);")
+        w("for (int tile = blockIdx.x;;) {", f"{self.hands_over()}mbar_wait(BAR(1), grid_ring.phase);")
         w(
             "if (leads) {",
             "store_word(tile_word, tile < p.q_total ? tile : -1);",
@@ -65,6 +66,10 @@ class Producer:
     def who(self) -> tuple[str, str]:
         """C: which threads of the warpgroup follow the loops, and the one that starts copies and tells of them."""
         return "if (warp == 0) {", "const bool leads = lane == 0;  // this lane starts the copies; all follow the loops"
+
+    def hands_over(self) -> str:
+        """C: a condition on those that wait until consumers have taken the block's last tile of the grid."""
+        return ""
 
     def _captured(self) -> None:
         """What ranges and coordinates may read besides scalars."""
@@ -188,6 +193,10 @@ class NarrowProducer(Producer):
     def who(self) -> tuple[str, str]:
         return "{", "const bool leads = threadIdx.x == 0;  // this thread tells of copies; all make them"
 
+    def hands_over(self) -> str:
+        """Only the warp that tells of the next tile: another that came late would find the barrier a phase further on."""
+        return "if (warp == 0) "
+
     def _captured(self) -> None:
         u, outputs = self.frame.u, set(self.frame.u.program.outputs)
         tiled = {t.matrix.name: t.matrix for t in u.tiles.values()}
@@ -205,13 +214,13 @@ class NarrowProducer(Producer):
         for t in u.tiles.values():
             a, ring = t.matrix, f"r_{t.name}"
             to = f"{names.shared(t.name)} + {ring}.slot * {t.bytes}"
-            pitch = f"2 * {names.stride(a.name, len(a.offset))}"
+            place = f"{names.lead(a.name)}, 2 * {names.stride(a.name, len(a.offset))}, row, column"
             extents = f"{names.extent(a.name, 0)}, {names.extent(a.name, 1)}"
+            shape = f"{t.rows}, {t.stored_cols}, {ends_with_a_chunk(t)}"
             w(
                 f"auto start_{t.name} = [&](int row, int column) {{",
                 f"mbar_wait({self.frame.empty(t, ring)}, {ring}.phase);",
-                f"copy_tile<{t.rows}, {t.stored_cols}>({to}, {names.width(a.name)}, {names.lead(a.name)}, {pitch}, row, column, "
-                f"{extents}, {COPY_BARRIER});",
+                f"copy_tile<{shape}>({to}, {names.width(a.name)}, {place}, {extents}, {COPY_BARRIER});",
                 f"if (leads) mbar_arrive({self.frame.full(t, ring)});",
                 f"{ring}.next<{t.stages}>();",
                 "};",

@@ -4,13 +4,19 @@
 // The widest access, at most 16 bytes, at addresses that have these bits between them.
 DEVICE int vector_width(u64 bits) { return bits & 3 ? 2 : bits & 7 ? 4 : bits & 15 ? 8 : 16; }
 
-DEVICE uint4 load_pieces(const char* p, int width) {
-  if (width == 16) return load_global16(p);
-  if (width == 8) return load_global8(p, p + 8);
-  if (width == 4) return make_uint4(load_global4(p), load_global4(p + 4), load_global4(p + 8), load_global4(p + 12));
-  u32 w[4];
-  UNROLL for (int i = 0; i < 4; ++i) w[i] = load_global2(p + 4 * i) | (u32)load_global2(p + 4 * i + 2) << 16;
-  return make_uint4(w[0], w[1], w[2], w[3]);
+// Bytes of a chunk that belong to the matrix: `left` elements are left of the row. WHOLE: rows end where chunks do.
+template <bool WHOLE> DEVICE int chunk_bytes(bool row, int left) { return row && left > 0 ? (WHOLE ? 16 : min(2 * left, 16)) : 0; }
+// The first `bytes` of a chunk, then zeros. One that the row ends in is read by elements.
+DEVICE uint4 load_pieces(const char* p, int bytes, int width) {
+  if (bytes == 16 && width == 16) return load_global16(p);
+  if (bytes == 16 && width == 8) return load_global8(p, p + 8);
+  if (bytes == 16 && width == 4) return make_uint4(load_global4(p), load_global4(p + 4), load_global4(p + 8), load_global4(p + 12));
+  u32 w[8];
+  UNROLL for (int i = 0; i < 8; ++i) {
+    w[i] = 0;
+    if (2 * i < bytes) w[i] = load_global2(p + 2 * i);
+  }
+  return make_uint4(w[0] | w[1] << 16, w[2] | w[3] << 16, w[4] | w[5] << 16, w[6] | w[7] << 16);
 }
 DEVICE void store_pieces(char* p, uint4 v, bool yes, int width) {
   store_global16(p, v, yes && width == 16);
