@@ -125,20 +125,20 @@ def test_odd_head_dims_and_ragged_lengths(target: str, tmp_path: Path) -> None:
         check(spec("fp16", rows, keys, (40, 72), CAUSAL), target, tmp_path, {"BM": 32, "BN": 32}, warps="2")
 
 
-@pytest.mark.parametrize("by", [1, 2, 4])
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
-def test_rows_that_begin_anywhere(target: str, by: int, tmp_path: Path) -> None:
-    """Q, V and O at odd multiples of `by` elements, K at multiples of 16 bytes; what lies between the rows of O stays."""
+def test_rows_that_begin_anywhere(target: str, tmp_path: Path) -> None:
+    """Q, V and O at odd multiples of 1, 2 and 4 elements, K at multiples of 16 bytes; what lies between the rows of O stays."""
     tiles = {"BM": 64, "BN": 32} if target == "sm_90a" else {"BM": 32, "BN": 32}
     of = spec("fp16", 45, 70, (40, 72), CAUSAL)
     call, translated = random_call(of), kernel(of, target, tiles)
     assert "__unaligned" in translated.launch.target_facts["unaligned"]["entry"]
     plain = run(translated, of, call, tmp_path)
-    moved = run(translated, of, call, tmp_path, {"Q": by, "V": by, "O": by})
-    for x, y in zip(plain, moved, strict=True):
-        np.testing.assert_array_equal(x, y)
+    for by in (1, 2, 4):
+        moved = run(translated, of, call, tmp_path, {"Q": by, "V": by, "O": by})
+        for x, y in zip(plain, moved, strict=True):
+            np.testing.assert_array_equal(x, y)
     expected, _ = attention(of, call)
-    assert np.linalg.norm(moved[0] - expected) <= 1.5e-3 * np.linalg.norm(expected)
+    assert np.linalg.norm(plain[0] - expected) <= 1.5e-3 * np.linalg.norm(expected)
 
 
 def test_the_four_warps_that_copy_may_come_in_any_order(tmp_path: Path) -> None:
