@@ -110,9 +110,34 @@ def entry_for(launch: Launch, tensors: Sequence[TensorLike]) -> Launch:
     return other if other is not None and misaligned(launch, tensors) else launch
 
 
+def too_narrow(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
+    """Positions of tensors that are copied first: those that no entry point takes as they lie, or that the second takes only in
+    pieces so small that a copy is faster.
+    """
+    positions, other = misaligned(launch, tensors), launch.target_facts.get("unaligned")
+    if other is None:
+        return positions
+    least, most = other["least_bytes"], other.get("most_rows")
+    out = []
+    for i in positions:
+        shape = getattr(tensors[i], "shape", None)
+        is_long = most is not None and shape is not None and shape[-2] > most
+        if is_long or _row_bytes(launch.tensors[i], tensors[i]) < least:
+            out.append(i)
+    return out
+
+
+def _row_bytes(parameter: TensorParameter, tensor: TensorLike) -> int:
+    """The power of two, at most 16, that address and strides are multiples of."""
+    bits = TMA_ALIGNMENT | tensor.data_ptr()
+    for stride in _strides(parameter, tensor)[:-1]:
+        bits |= stride * ITEM_BYTES[parameter.dtype]
+    return bits & -bits
+
+
 def misaligned(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
-    """Positions of tensors that the kernel cannot take as they lie, and that are repacked where it has no second entry point:
-    16 byte loads need addresses and strides in steps of 16 bytes, and a kernel may be written for compact tensors only.
+    """Positions of tensors that the kernel's first entry point cannot take as they lie: 16 byte loads need addresses and strides
+    in steps of 16 bytes, and a kernel may be written for compact tensors only.
     """
     out = []
     compact = launch.target_facts.get("compact", ())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from generator.translate.records import Launch, TensorParameter
-from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, entry_for, make_call, misaligned
+from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, entry_for, make_call, too_narrow
 from verifier.launch import LaunchError, RawTensor, TensorLike, check_call
 
 ZEROS_BYTES = 1 << 16  # stands for empty tensors
@@ -182,14 +182,14 @@ class CudaKernel:
         given = list(tensors)
         repacks, unpacks = [], []
         present = [t if t is not None else RawTensor(0, (0,) * p.ndim) for p, t in zip(self.launch.tensors, tensors, strict=True)]
-        entry = self._found(entry_for(self.launch, present))
-        for i in misaligned(entry.launch, present):
+        for i in too_narrow(self.launch, present):
             parameter = self.launch.tensors[i]
             copy = _CompactCopy.of(parameter, present[i])
-            given[i] = copy.tensor
+            given[i] = present[i] = copy.tensor
             repacks.append(self._copy_run(parameter, copy, "repack"))
             if parameter.written:  # what the kernel leaves alone stays as it was
                 unpacks.append(self._copy_run(parameter, copy, "unpack"))
+        entry = self._found(entry_for(self.launch, present))
         call = make_call(entry.launch, given, scalars, self._workspace, self._sms, self._zeros)
         block = ctypes.create_string_buffer(bytes(self._with_maps(call)), len(call.block))
         launchable = None if call.is_empty else entry.launchable(call.grid, block)

@@ -57,8 +57,21 @@ def emulated_source(translated: Translated) -> str:
     entry, second = translated.launch.entry, translated.launch.target_facts["unaligned"]
     block = "ParamsUnaligned" if "parameters" in second else "Params"
     return "\n".join(
-        ['#include "emulator.h"', text, _exported("", entry, "Params"), _exported("_unaligned", second["entry"], block), ""]
+        [
+            '#include "emulator.h"',
+            text,
+            _exported("", entry, "Params"),
+            _exported("_unaligned", second["entry"], block),
+            _REPACK,
+            "",
+        ]
     )
+
+
+_REPACK = (
+    'extern "C" void emulate_repack(const void* p, unsigned blocks, unsigned threads) '
+    "{ emulate_grid(blocks, threads, 1, [=] { farm_repack(*(const Repack*)p); }); }"
+)
 
 
 def _exported(suffix: str, entry: str, block: str) -> str:

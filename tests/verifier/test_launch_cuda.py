@@ -24,11 +24,13 @@ from generator.authors.rules import RuleAuthor
 from generator.binding import bind
 from generator.spec import AttentionSpec, Rule
 from generator.targets import TARGETS
+from generator.tl.fill import fill, hole_choices
 from generator.tl.ir import Constant, Program
 from generator.translate import translate
 from generator.translate.records import Translated
 from verifier import launch_cuda
-from verifier.launch import LaunchError
+from verifier.cuda_arguments import misaligned, too_narrow
+from verifier.launch import LaunchError, RawTensor
 from verifier.oracle import attention
 
 pytestmark = [
@@ -54,6 +56,9 @@ class EmulatedDriver(HostDriver):
     def _emulate(self, launched: Launched, parameters: int) -> None:
         assert (launched.grid[1:], launched.block[1:], launched.cluster) == ((1, 1), (1, 1), (1, 1, 1))
         block = ctypes.c_void_p(ctypes.c_void_p.from_address(parameters).value)
+        if launched.name == "farm_repack":
+            self._library.emulate_repack(block, min(launched.grid[0], 2), launched.block[0])
+            return
         run = self._library.emulate_unaligned if launched.name.endswith("__unaligned") else self._library.emulate
         run(block, launched.grid[0], launched.block[0], 1)
 
@@ -121,7 +126,32 @@ def shifted(tensor: torch.Tensor, by: int) -> torch.Tensor:
     return wide[..., by : by + tensor.shape[-1]]
 
 
-@pytest.mark.parametrize("by", [1, 2, 4])
+def test_rows_in_steps_of_an_element_are_copied_first(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
+    """Pieces of 2 bytes are slower than a copy. What then is left decides the entry point; an output is written where it lies."""
+    kernel, driver = loaded
+    given = tensors()
+    given |= {name: shifted(given[name], 1) for name in ("q", "o")}
+    call(kernel, given)
+    assert_right(given)
+    assert [x.name for x in driver.launches] == ["farm_repack", kernel.launch.entry]
+    given["k"] = shifted(given["k"], 2)
+    call(kernel, given)
+    assert_right(given)
+    assert [x.name for x in driver.launches[2:]] == ["farm_repack", f"{kernel.launch.entry}__unaligned"]
+
+
+def test_long_matrices_are_copied_first_for_wgmma() -> None:
+    """Pieces cost time with the square of the length, a copy with the length."""
+    for target, copied in (("sm_90a", [0]), ("sm_80", [])):
+        translated = translate(fill(code := RuleAuthor().code(SPEC, target), next(hole_choices(code))), TARGETS[target])
+        assert isinstance(translated, Translated)
+        for rows, expected in ((2048, []), (2049, copied)):
+            shape, strides = (1, 1, rows, 40), (rows * 44, rows * 44, 44, 1)
+            given = [RawTensor(0, strides, shape), *(RawTensor(0, (0,) * t.ndim) for t in translated.launch.tensors[1:])]
+            assert too_narrow(translated.launch, given) == expected and misaligned(translated.launch, given) == [0]
+
+
+@pytest.mark.parametrize("by", [2, 4])
 def test_rows_that_begin_anywhere_are_read_where_they_lie(by: int, loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:
     """By the second entry point, without a copy; the kernel itself is launched where rows begin at multiples of 16 bytes."""
     kernel, driver = loaded
@@ -153,9 +183,10 @@ def test_keys_that_end_inside_their_tensor_in_rows_that_begin_anywhere(tmp_path:
     spec = dataclasses.replace(SPEC, masks=(Rule.make("padding"),))
     kernel, _ = load(spec, "sm_90a", tmp_path, monkeypatch)
     given = tensors(spec) | {"KvLen": torch.full((spec.batch,), spec.seqlen_k - 5, dtype=torch.int32)}
-    given["k"] = shifted(given["k"], 1)
-    call(kernel, given, spec)
-    assert_right(given, spec)
+    for by in (1, 2):
+        moved = given | {"k": shifted(given["k"], by)}
+        call(kernel, moved, spec)
+        assert_right(moved, spec)
 
 
 def test_an_output_may_be_left_out(loaded: tuple[launch_cuda.CudaKernel, EmulatedDriver]) -> None:

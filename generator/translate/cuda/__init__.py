@@ -28,11 +28,12 @@ __all__ = ["translate_cuda"]
 
 HEADERS = Path(__file__).parent / "runtime"
 #: Parts of the runtime that a text begins with, in order.
-MMA_HEADERS = ("ptx.cuh", "ptx_mma.cuh", "ptx_narrow.cuh", "common.cuh", "shared_tile.cuh", "mma.cuh", "narrow.cuh")
+MMA_HEADERS = ("ptx.cuh", "ptx_mma.cuh", "ptx_narrow.cuh", "common.cuh", "shared_tile.cuh", "mma.cuh", "repack.cuh", "narrow.cuh")
 ASYNC_COPIES = ("copy_async.cuh", "narrow_async.cuh", "copy_async_narrow.cuh")
 STAGED_COPIES = ("copy_staged.cuh", "copy_staged_narrow.cuh")
 WGMMA_HEADERS = (
-    "ptx.cuh", "ptx_wgmma.cuh", "ptx_narrow.cuh", "common.cuh", "wgmma.cuh", "narrow.cuh", "narrow_async.cuh", "wgmma_narrow.cuh",
+    "ptx.cuh", "ptx_wgmma.cuh", "ptx_narrow.cuh", "common.cuh", "wgmma.cuh", "repack.cuh", "narrow.cuh", "narrow_async.cuh",
+    "wgmma_narrow.cuh",
 )  # fmt: skip
 #: Columns of products' results that a warp of 32 rows holds in registers, a register each and thread.
 RESULT_COLUMNS = 200
@@ -78,6 +79,7 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         "shared_bytes": kernel.smem,
         "cluster": [1, 1, 1],
         "aligned_16": vector_loads(u),
+        "repack": "farm_repack",
         "unaligned": unaligned_facts(kernel.entry, second.smem),
         "tensor_maps": [],
         "workspace": None,
@@ -113,7 +115,14 @@ def _wgmma(core: Program, target: Target) -> Translated:
     second.parameters().write(w, second.block_type)
     write_wgmma_kernel(second, entry_of(entry))
     unaligned = unaligned_facts(entry, second.placement.bytes, second.parameters())
-    facts = {"isa": target.isa, "cluster": [1, 1, 1], "aligned_16": vector_loads(u), "unaligned": unaligned, **frame.facts()}
+    facts = {
+        "isa": target.isa,
+        "cluster": [1, 1, 1],
+        "aligned_16": vector_loads(u),
+        "repack": "farm_repack",
+        "unaligned": unaligned,
+        **frame.facts(),
+    }
     schedule = {
         **u.analysis.to_plain(),
         "notes": [],

@@ -18,6 +18,9 @@ from generator.translate.cuda.writer import Writer
 
 #: Speed given up for size. `order`: blocks take tiles by number, so that all warps of a wgmma kernel's producer know the next.
 HINTS = {"split": "off", "ahead": "off", "order": "static"}
+#: Rows that only narrower pieces fit are copied first, and on wgmma those of longer matrices: that is faster there
+#: (docs/cuda_translator.md).
+LEAST_BYTES, MOST_ROWS = 4, 2048
 
 
 def entry_of(entry: str) -> str:
@@ -35,7 +38,12 @@ def unaligned_unit(core: Program, target: Target, w: Writer) -> Unit:
 
 def unaligned_facts(entry: str, shared_bytes: int, parameters: Parameters | None = None) -> dict[str, Any]:
     """What of a launch description is another for the second entry point. parameters: where it has its own block."""
-    out: dict[str, Any] = {"entry": entry_of(entry), "shared_bytes": shared_bytes, "aligned_16": []}
+    out: dict[str, Any] = {
+        "entry": entry_of(entry),
+        "shared_bytes": shared_bytes,
+        "aligned_16": [],
+        "least_bytes": LEAST_BYTES,
+    }
     if parameters is not None:
-        out |= {"parameters": parameters.facts(), "tensor_maps": [], "workspace": None}
+        out |= {"parameters": parameters.facts(), "tensor_maps": [], "workspace": None, "most_rows": MOST_ROWS}
     return out
