@@ -174,7 +174,7 @@ class MmaKernel:
         self._addresses(tuple(copies), "following")
         for c in copies:
             rows, cols = self.u.shape(c.into)
-            _, call = fetch_arguments(self.u, c)
+            call = fetch_arguments(self.u, c)
             w(f"announce<{rows}, {cols}, THREADS>({call});")
         w("}", "}")
 

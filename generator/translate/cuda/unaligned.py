@@ -17,7 +17,7 @@ from generator.translate.cuda.unit import Unit
 from generator.translate.cuda.writer import Writer
 
 #: Speed given up for size. `order`: blocks take tiles by number, so that all warps of a wgmma kernel's producer know the next.
-HINTS = {"split": "off", "ahead": "off", "order": "static"}
+HINTS = {"split": "off", "ahead": "off", "order": "static", "announce": "off"}
 #: Rows that only narrower pieces fit are copied first, and on wgmma those of longer matrices: that is faster there
 #: (docs/cuda_translator.md).
 LEAST_BYTES, MOST_ROWS = 4, 2048
