@@ -51,10 +51,11 @@ def serve(model: LlamaForCausalLM, prompt: torch.Tensor, new_tokens: int) -> tup
     return logits, tokens, time.perf_counter() - started
 
 
-def main() -> None:
+def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The prompt's length is one of the default plan's, so that what `farm sweep` made without a plan serves it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--catalog", help="folder of the catalog")
-    parser.add_argument("--seqlen", type=int, default=512, help="length of the prompt")
+    parser.add_argument("--seqlen", type=int, default=256, help="length of the prompt")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
@@ -62,10 +63,22 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=8)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    for name in ("seqlen", "batch", "heads", "kv_heads", "head_dim", "layers", "new_tokens"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name.replace('_', '-')}: expected a whole number of at least 1, found {getattr(options, name)}")
+    if options.heads % options.kv_heads:
+        parser.error(f"--kv-heads: expected a divisor of --heads {options.heads}, found {options.kv_heads}")
+    return options
 
+
+def main() -> None:
+    options = options_of()
     if options.catalog:
-        catalog.configure(catalog=options.catalog)
+        try:
+            catalog.configure(catalog=catalog.open(options.catalog))
+        except ValueError as error:
+            raise SystemExit(f"--catalog: {error}") from None
     warnings.simplefilter("ignore", catalog.FallbackWarning)  # the reasons are printed below
     register()
     shape = (options.layers, options.heads, options.kv_heads, options.head_dim, getattr(torch, options.dtype))

@@ -11,6 +11,8 @@ transformers = pytest.importorskip("transformers")
 
 import catalog  # noqa: E402
 from catalog.integrations.transformers import _window_of, register  # noqa: E402
+from catalog.keys import ShapeBucket  # noqa: E402
+from farm.plan import load_plan  # noqa: E402
 from generator.spec import Rule  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_loader")
@@ -164,3 +166,18 @@ def test_the_example_runs(monkeypatch, capsys, tmp_path):
     told = capsys.readouterr().out
     assert "tokens equal: True" in told and float(told.split("logits: ")[1].split()[0]) < 1e-4
     assert "hit:" in told, told
+
+
+def test_the_example_asks_for_what_the_default_plan_makes():
+    """A newcomer runs `make sweep` and then the example: a kernel has to answer there, not torch."""
+    asked = runpy.run_path("examples/serve_llama.py")["options_of"]([])
+    plan = {
+        (s.num_heads, s.num_kv_heads, s.head_dim, s.dtype, ShapeBucket.of_spec(s), str(s.masks[0]))
+        for s in load_plan().specs()
+        if s.masks
+    }  # noqa: E501
+    bucket = ShapeBucket.of(asked.batch, asked.seqlen, asked.seqlen)
+    assert (asked.heads, asked.kv_heads, asked.head_dim, "fp32", bucket, "causal(align=bottom_right)") in plan
+    for wrong in (["--seqlen", "0"], ["--heads", "5", "--kv-heads", "2"]):
+        with pytest.raises(SystemExit):
+            runpy.run_path("examples/serve_llama.py")["options_of"](wrong)
