@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 UNSHARE = ["unshare", "--mount"] if os.getuid() == 0 else ["unshare", "--user", "--map-root-user", "--mount"]
 
 
-def faulty(tmp_path: Path, *args: str, timeout_s: float = 60) -> dict[str, Any]:
+def faulty(tmp_path: Path, *args: str, timeout_s: float = 200) -> dict[str, Any]:
     """What came of a sweep in such a namespace; skips where the system allows none."""
     allowed = subprocess.run([*UNSHARE, "mount", "-t", "tmpfs", "none", tmp_path], capture_output=True, text=True)
     if allowed.returncode:
@@ -46,5 +46,5 @@ def test_a_mount_that_is_gone_is_waited_for_and_nothing_is_made_in_its_place(tmp
 @pytest.mark.soak
 def test_a_mount_that_is_gone_for_a_minute(tmp_path: Path) -> None:
     """With the patience of a real sweep."""
-    found = faulty(tmp_path, "gone", "60", "180", timeout_s=240)
+    found = faulty(tmp_path, "gone", "60", "180", timeout_s=400)
     assert found["made_in_its_place"] == [] and found["notes_before"] >= 10
