@@ -101,6 +101,8 @@ class Part:
         with self._parsing():
             if self.version != schema.SCHEMA_VERSION:
                 table = upgrade_table(self._file_on_disk.read(use_threads=False), self.version)
+                if layout.KEY_TAG in columns:  # of the file, not of the schema: an upgrade leaves it out
+                    table = layout.tagged(table)
             elif groups := self._groups_for(columns, where):
                 table = self._read_groups(groups, dict.fromkeys([*columns, *names_in(where)]))
             else:

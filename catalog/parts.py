@@ -81,6 +81,10 @@ def key_tag(attempt_key: str) -> int:
     return int(attempt_key[:15], 16)
 
 
+def tagged(table: pa.Table) -> pa.Table:
+    return table.append_column(KEY_TAG, pa.array(map(key_tag, table["attempt_key"].to_pylist()), pa.int64()))
+
+
 # ------------------------------------------------------------------------------------------------------------- writing
 
 
@@ -89,7 +93,7 @@ def encode(table: pa.Table, *, compacted: bool = False) -> bytes:
     table = conform(table, schema.SCHEMA)
     if compacted:
         table = table.sort_by(_SORTED_BY)
-        table = table.append_column(KEY_TAG, pa.array(map(key_tag, table["attempt_key"].to_pylist()), pa.int64()))
+        table = tagged(table)
     present = [name for name in table.column_names if table[name].null_count < table.num_rows]
     hot = [name for name in (KEY_TAG, *HOT) if name in present]
     table = table.select(hot + [name for name in present if name not in hot])

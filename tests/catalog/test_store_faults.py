@@ -8,7 +8,7 @@ import pytest
 from catalog_rows import attempt, keys_of, part_files, sha, verified
 
 import catalog
-from catalog import parts, schema, upgrade, writing
+from catalog import compaction, parts, schema, upgrade, writing
 from catalog.errors import DamagedFile, LocationError, NewerSchema, StorageError
 from catalog.locations import Location
 
@@ -120,6 +120,26 @@ def test_an_older_schema_is_upgraded_at_read(cat, monkeypatch, num_rows):
         table = catalog.open(cat.uri).rows(["stop_reason", "message", "clock_lock"], "clock_lock = 'unknown'")
         assert table.num_rows == num_rows + 1
         assert set(table["stop_reason"].to_pylist()) == {"old"} and table["message"].null_count == num_rows + 1
+
+
+@pytest.mark.parametrize("num_rows", [3, 100])
+def test_compacted_rows_of_an_older_schema_and_newer_ones_over_them(cat, monkeypatch, num_rows):
+    """An older release compacted, and today's adds to it: rows and superseded ones are read."""
+    with cat.writer("r1") as writer:
+        writer.append_all([attempt(i) for i in range(num_rows)])
+    compaction.compact(cat)
+    monkeypatch.setattr(schema, "SCHEMA_VERSION", NOW + 1)
+    monkeypatch.setattr(upgrade, "UPGRADES", {})
+    newer = catalog.open(cat.uri)
+    with newer.writer("r2") as writer:
+        writer.append_all([attempt(0, attempt_no=2), attempt("new")])
+        for _ in range(2):  # while they are in the journal, and once they are sealed
+            reread = catalog.open(cat.uri)
+            assert reread.count() == num_rows + 1 == reread.rows(["row_id"]).num_rows
+            assert reread.rows(["attempt_no"], f"attempt_key = '{sha('attempt 0')}'")["attempt_no"].to_pylist() == [2]
+            assert len(keys_of(reread)) == num_rows + 1
+            writer.seal()
+    assert compaction.compact(catalog.open(cat.uri)) and catalog.open(cat.uri).count() == num_rows + 1
 
 
 def _no_space(*args):
