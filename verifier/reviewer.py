@@ -39,12 +39,13 @@ def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None) -
         child = nursery_for(_PROGRAM, _ENVIRONMENT).spawn(facts, (), log.fileno(), folder, _START_S)
         try:
             code = child.wait(limits.wall_s)
-        except subprocess.TimeoutExpired:
-            within = f"within {limits.wall_s:g} s on inputs of a few hundred tokens"
-            return Wrong(f"the interpreter did not finish {within}: loops are too long.")
-        finally:
+        except BaseException as error:  # never after its end was told: its number may be another's by then
             kill_group(child.pid)
             child.wait()
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            within = f"within {limits.wall_s:g} s on inputs of a few hundred tokens"
+            return Wrong(f"the interpreter did not finish {within}: loops are too long.")
         log.seek(0)
         lines = log.read().decode(errors="replace").strip().splitlines()
     line = lines[-1] if lines else ""
