@@ -25,7 +25,7 @@ def farm_here(*args: str, cwd: Path | None = None, **variables: str) -> subproce
     with contextlib.ExitStack() as held:
         held.enter_context(mock.patch.dict(os.environ, variables))
         held.enter_context(mock.patch.object(sys, "argv", ["farm", *args]))
-        held.enter_context(mock.patch("farm.cli.leave", sys.exit))  # which may end a process at once: here that would be the tests'
+        held.enter_context(mock.patch("farm.cli.leave", sys.exit))  # which may end its process at once
         held.enter_context(contextlib.redirect_stdout(out))
         held.enter_context(contextlib.redirect_stderr(err))
         held.enter_context(_warnings_as_lines())
