@@ -21,6 +21,7 @@ from farm.model_settings import ModelSettings
 from farm.plan import Plan
 from farm.scheduler import Stopped
 from farm.search import Attempt, Holes, Versions, fastest_first, order_choices
+from farm.variants import calls_to_load
 from generator.authors.clients import ModelClient, OpenAIClient
 from generator.authors.exchange import Exchange
 from generator.authors.ledger import Ledger, Spent
@@ -188,7 +189,7 @@ class Evaluator:
             feedback = model_feedback.of_diagnostics(parsed.diagnostics, proposal.text, proposal.remarks)
             await self._refuse(proposal, "tl_rejected", feedback.text)
             return feedback
-        wrong = await asyncio.to_thread(review_apart, proposal.text, self.spec)
+        wrong = await asyncio.to_thread(review_apart, proposal.text, self.spec, first=calls_to_load())
         if wrong is not None:
             feedback = model_feedback.of_review(wrong, proposal.text)
             await self._refuse(proposal, "wrong_value", feedback.text)

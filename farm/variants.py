@@ -66,6 +66,11 @@ def loaded_variants() -> tuple[Loaded, ...]:
     return tuple(_LOADED.values())
 
 
+def calls_to_load() -> tuple[tuple[str, str, str], ...]:
+    """What a child has to call to know the rules that this process knows: module, function, argument."""
+    return tuple((__name__, load_variants.__name__, known.path) for known in _LOADED.values())
+
+
 def _run(path: Path, digest: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"kernel_farm_variants_{digest[:12]}", path)
     if spec is None or spec.loader is None:

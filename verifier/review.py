@@ -7,6 +7,7 @@ own program. `verifier.reviewer` runs it in a child.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -337,6 +338,8 @@ def main(facts: Mapping[str, Any]) -> None:
     confine.limit(facts["cpu_s"], facts["memory_bytes"])
     with open(ASKED) as file:
         asked = json.load(file)
+    for module, function, text in asked["first"]:
+        getattr(importlib.import_module(module), function)(text)
     try:
         program = parse_or_raise(asked["text"])
         wrong = review(fill(program, next(iter(hole_choices(program)))), spec_from_plain(asked["spec"]))

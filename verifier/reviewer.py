@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from generator.spec import AttentionSpec
 from verifier.children import Limits, kill_group
@@ -19,6 +21,8 @@ from verifier.nursery import nursery_for
 _PROGRAM, _ENVIRONMENT = "verifier.review", {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
 ASKED, RESULT = "asked.json", "review: "
 _START_S = 120.0
+#: A function by its module and name, and the text that it is called with.
+Call: TypeAlias = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,11 +34,14 @@ class Wrong:
     input_name: str = ""
 
 
-def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None) -> Wrong | None:
-    """`verifier.review` of a program's text; what exceeds the limits is Wrong, too. The text has to pass the checker first."""
+def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None, first: Sequence[Call] = ()) -> Wrong | None:
+    """`verifier.review` of a program's text; what exceeds the limits is Wrong, too. The text has to pass the checker first.
+
+    first: calls made in the child before that; they make rules known that the package does not define.
+    """
     limits = limits or Limits(wall_s=60.0, memory_bytes=8 << 30)
     with tempfile.TemporaryDirectory(prefix="farm-review-") as folder, tempfile.TemporaryFile() as log:
-        (Path(folder) / ASKED).write_text(json.dumps({"text": text, "spec": json.loads(spec.to_json())}))
+        (Path(folder) / ASKED).write_text(json.dumps({"text": text, "spec": json.loads(spec.to_json()), "first": list(first)}))
         facts = {"cpu_s": int(limits.wall_s) + 1, "memory_bytes": limits.memory_bytes}
         child = nursery_for(_PROGRAM, _ENVIRONMENT).spawn(facts, (), log.fileno(), folder, _START_S)
         try:

@@ -110,7 +110,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return sorted(catalog.open(folder / "catalog").rows().to_pylist(), key=lambda r: r["sequence"])
 
 
-def review_here(text: str, spec: AttentionSpec) -> Wrong | None:
+def review_here(text: str, spec: AttentionSpec, first: object = ()) -> Wrong | None:
     """The review without a child of its own."""
     program = parse_or_raise(text)
     return review(fill(program, next(iter(hole_choices(program)))), spec)

@@ -204,7 +204,7 @@ def test_what_an_answer_cost_stands_in_one_row_of_its_attempts(tmp_path, monkeyp
 
 
 def test_a_fault_of_our_own_costs_one_attempt(tmp_path, monkeypatch):
-    def broken(text, spec):
+    def broken(text, spec, first):
         raise IndexError("tuple index out of range")
 
     monkeypatch.setattr("farm.model_search.review_apart", broken)

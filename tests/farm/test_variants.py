@@ -9,11 +9,13 @@ import pytest
 
 from farm.plan import PlanError, load_plan
 from farm.tl_run import _attention
-from farm.variants import VariantsError, load_variants
+from farm.variants import VariantsError, calls_to_load, load_variants
 from generator.authors.rules import RuleAuthor
 from generator.binding import bind
 from generator.spec import AttentionSpec, Rule
 from generator.tl.fill import fill, hole_choices
+from generator.tl.printer import print_program
+from verifier.reviewer import review_apart
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/variants/dilated.py"
@@ -29,6 +31,15 @@ def test_the_two_definitions_of_the_example_agree() -> None:
     spec = AttentionSpec(2, 1, 16, 16, 1, 40, 70, masks=(Rule.make("dilated", reach=20, step=3, align="bottom_right"),))
     code = RuleAuthor().code(spec, "cpu")
     assert _attention(fill(code, next(hole_choices(code))), spec, np.random.default_rng(0))["agrees"]
+
+
+def test_a_model_s_program_for_a_rule_of_one_s_own_is_reviewed_by_a_child_that_knows_the_rule() -> None:
+    load_variants(EXAMPLE)
+    spec = AttentionSpec(2, 1, 16, 16, 1, 40, 70, masks=(Rule.make("dilated", reach=20, step=3, align="bottom_right"),))
+    text = print_program(RuleAuthor().code(spec, "cpu"))
+    assert review_apart(text, spec, first=calls_to_load()) is None
+    assert "has to be hidden" in str(review_apart(text.replace("% Step == 0", "% Step >= 0"), spec, first=calls_to_load()))
+    assert "dilated" in str(review_apart(text, spec))  # without it the program would be blamed for the rule's name
 
 
 GOOD = """
