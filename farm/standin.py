@@ -53,7 +53,9 @@ def build(job: Job, shop: Shop) -> Built | Row:
         data = (job.program.encode() + b"\n").ljust(size, b"*")
         name = digest_bytes(data)
         path = str(Path(shop.cache) / f"{name}.bin")
-        Path(path).write_bytes(data)
+        fresh = Path(f"{path}.{os.getpid()}")  # builders of several kinds write the same file, and read it back
+        fresh.write_bytes(data)
+        fresh.replace(path)
     return Built(job, Launch("standin", (), ()), Binary(path, name, name, job.target, "none", (), 0.0), {})
 
 

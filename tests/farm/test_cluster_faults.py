@@ -257,14 +257,14 @@ def test_binaries_travel_through_the_object_store_even_when_it_is_full(farm: Far
     pinned = [actors.ray.get(ref) for ref in held]
 
     async def remove() -> None:
-        """While the first ones run, and the next ones wait for their device."""
-        while len(standin.counts(farm.folder)["prove"]) < 3 or len(list(farm.folder.glob("*.bin"))) < 2:
+        """When all six are built (kinds share a file, and each build writes it): three wait for their device."""
+        while len(standin.counts(farm.folder)["build"]) < 6 or len(standin.counts(farm.folder)["prove"]) < 3:
             await asyncio.sleep(0.05)
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(1.5)  # written whole, and in the store
         for path in farm.folder.glob("*.bin"):
             path.unlink()
 
-    farm.run("bytes=16000000 prove=1.5", count=2, meanwhile=remove)
+    farm.run("bytes=16000000 prove=3", count=2, meanwhile=remove)
     assert farm.reasons() == {"ok": 6} and len(pinned) == 3
     assert [p for p in (farm.folder / "fetched").rglob("*") if p.is_file()], "bytes came from the store"
 
