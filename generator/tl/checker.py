@@ -24,14 +24,26 @@ from generator.tl.checks.usage import (
     check_races,
     check_sentinels,
     check_unused_names,
-    expressions_of,
     mentioned_names,
 )
 from generator.tl.diagnostics import Diagnostic, has_errors, in_order
 from generator.tl.expand import lower, sizes, too_large
 from generator.tl.fill import fill, hole_choices
 from generator.tl.inference import tile_shapes, transpositions
-from generator.tl.ir import FUNCTIONS, Allocate, Argument, Copy, Gemm, Grid, Op, Program, Stage, walk, walk_statements
+from generator.tl.ir import (
+    FUNCTIONS,
+    Allocate,
+    Argument,
+    Copy,
+    Gemm,
+    Grid,
+    Op,
+    Program,
+    Stage,
+    expressions_of,
+    walk,
+    walk_statements,
+)
 from generator.tl.parser import Parsed, parse
 
 __all__ = ["Limits", "check", "parse_and_check"]

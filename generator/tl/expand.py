@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from typing import assert_never
 
 from generator.tl.diagnostics import Diagnostic, TLError
 from generator.tl.fold import substitute, truth
@@ -24,11 +25,9 @@ from generator.tl.ir import (
     Grid,
     Hint,
     If,
-    Index,
     Let,
     Named,
     Num,
-    Op,
     Option,
     Program,
     Prose,
@@ -37,6 +36,7 @@ from generator.tl.ir import (
     Stmt,
     Var,
     children,
+    map_children,
 )
 from generator.tl.softmax import expand_macros, fresh, macros_written_out, names_of
 
@@ -129,8 +129,10 @@ class _Substitution:
                 return replace(s, value=substitute(s.value, scope))
             case Argument() | Hint() | Option() | Gemm() | Reshape() | Named() | Prose():
                 return s
-            case _:
+            case Let() | Constant() | If() | For():
                 raise AssertionError(f"{type(s).__name__} is handled where bodies are")
+            case _:
+                assert_never(s)
 
 
 def too_large(name: str, span: Span, most: int = MAX_NODES) -> Diagnostic:
@@ -184,17 +186,15 @@ class _Operands:
                 otherwise = self.body(s.otherwise)
                 self.operand_of |= after
                 return replace(s, then=then, otherwise=otherwise)
-            case _:
+            case Argument() | Grid() | Allocate() | Hint() | Option() | Named() | Prose():
                 return s
+            case Let() | Constant():
+                raise AssertionError(f"{type(s).__name__} in core code")
+            case _:
+                assert_never(s)
 
 
 def _rename(e: Expr, names: Mapping[str, str]) -> Expr:
-    match e:
-        case Var():
-            return Var(names.get(e.name, e.name), span=e.span)
-        case Op():
-            return Op(e.fn, tuple(_rename(a, names) for a in e.args), span=e.span)
-        case Index():
-            return Index(e.tensor, tuple(_rename(i, names) for i in e.indices), span=e.span)
-        case Num():
-            return e
+    if isinstance(e, Var):
+        return Var(names.get(e.name, e.name), span=e.span)
+    return map_children(e, lambda child: _rename(child, names))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from generator.tl.ir import MAX_INT, Expr, Index, Num, Op, Var
+from generator.tl.ir import MAX_INT, Expr, Num, Op, Var, map_children
 
 _INTEGERS: dict[str, Callable[..., int]] = {
     "+": lambda a, b: a + b,
@@ -74,12 +74,7 @@ def truth(e: Expr) -> bool | None:
 
 def substitute(e: Expr, values: Mapping[str, Expr]) -> Expr:
     """The expression with names replaced, and integer constants folded on the way up."""
-    match e:
-        case Num():
-            return e
-        case Var():
-            return values.get(e.name, e)
-        case Index():
-            return Index(e.tensor, tuple(substitute(i, values) for i in e.indices), span=e.span)
-        case Op():
-            return fold(Op(e.fn, tuple(substitute(a, values) for a in e.args), span=e.span))
+    if isinstance(e, Var):
+        return values.get(e.name, e)
+    changed = map_children(e, lambda child: substitute(child, values))
+    return fold(changed) if isinstance(changed, Op) else changed

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
@@ -115,6 +115,8 @@ class _Block:
                     pass
                 case Let() | Constant() | Named() | Prose():
                     raise AssertionError(f"{type(s).__name__} in core code")
+                case _:
+                    assert_never(s)
 
     def _loop(self, s: For) -> None:
         lo, hi = self.scope.whole((s.lo, s.hi))

@@ -1,6 +1,11 @@
 """The Thinking Language as frozen dataclasses: every expression and statement a program can hold.
 
-This file is not a parser, checker or translator; those read and build what is defined here.
+This file is not a parser, checker or translator; those read and build what is defined here. One line of text is one node:
+
+    Let kv = j * BN + cols                                          Let("kv", Op("+", ...))
+    Copy K (BN, D) in coordinate [L = j] from global to shared      Copy("K", "K", ...)
+    Compute GEMM Q, K^T and get S                                   Gemm("Q", False, "K", True, "S", False)
+    Compute S = where(kv < SeqK, S, -inf)                           Compute("S", Op("where", ...))
 
 A program is its statements in textual order, declarations included. Equality and hashing ignore `span`, so that two
 programs that print the same are equal. A *sketch* has only what moves and what is computed (no declarations, no sizes); *code*
@@ -12,9 +17,9 @@ Source: the statements are those of QiMeng-Attention (arXiv 2506.12355); the res
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, assert_never
 
 Level = Literal["global", "shared", "register"]
 DType = Literal["f32", "f16", "bf16", "i32"]
@@ -72,15 +77,18 @@ class Span:
 NOWHERE = Span(0, 0, 0)
 
 
-# ------------------------------------------------------------------------------------------------------ expressions
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What every expression, declaration and statement is: fields of its own in the order of the text, and where it stands."""
+
+    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Num:
+class Num(Node):
     """A literal. An int is exact index arithmetic, a float is a value; `inf` is Num(float("inf"))."""
 
     value: int | float
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
     def __eq__(self, other: object) -> bool:
         """1 and 1.0 are different literals: one is an index, the other a value."""
@@ -91,27 +99,25 @@ class Num:
 
 
 @dataclass(frozen=True, slots=True)
-class Var:
+class Var(Node):
     """An argument, constant, `Let`, grid axis, loop variable, tile, or one of `rows` and `cols`.
 
     `rows` and `cols` are the position inside the tile that the statement writes.
     """
 
     name: str
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class Op(Node):
     """A function of FUNCTIONS on its arguments: `Op("where", (test, a, b))`, `Op("<=", (a, b))`."""
 
     fn: str
     args: tuple[Expr, ...]
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class Index(Node):
     """One element of a captured global tensor or vector: `Slopes[h]`, `DocEnd[q]`, `Bias[q, kv]`.
 
     The indices address the matrix that the block sees (after its `with offset`), element by element. An index outside the
@@ -120,7 +126,6 @@ class Index:
 
     tensor: str
     indices: tuple[Expr, ...]
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 Expr: TypeAlias = Num | Var | Op | Index
@@ -130,11 +135,8 @@ INF = Num(float("inf"))
 NEG_INF = Num(float("-inf"))
 
 
-# ----------------------------------------------------------------------------------------------------- declarations
-
-
 @dataclass(frozen=True, slots=True)
-class Argument:
+class Argument(Node):
     """`Argument scale f32 positive`, `Argument SeqQ, SeqK i32`: scalars known at the call.
 
     `positive` is a promise (> 0) that analyses may use and that whoever launches the kernel has to check.
@@ -143,16 +145,14 @@ class Argument:
     names: tuple[str, ...]
     dtype: DType
     positive: bool = False
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Constant:
+class Constant(Node):
     """`Constant BM = 128`, or a hole for the tuner: `Constant BM in {64, 128}`. Code without holes has one choice each."""
 
     name: str
     choices: tuple[int, ...]
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
     @property
     def is_hole(self) -> bool:
@@ -160,33 +160,30 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class Axis(Node):
     """One axis of the grid: `m = 0:ceildiv(SeqQ, BM)`."""
 
     name: str
     extent: Expr
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class Grid(Node):
     """`Grid m = 0:ceildiv(SeqQ, BM), h = 0:Heads`: one block a value; the first axis runs fastest."""
 
     axes: tuple[Axis, ...]
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Let:
+class Let(Node):
     """`Let q = m * BM + rows`: a name for an expression from here on; it is substituted, not stored."""
 
     name: str
     value: Expr
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Allocate:
+class Allocate(Node):
     """A matrix in global memory or a tile in registers (or shared memory).
 
     global: `shape` is what one block addresses, (rows, cols) or (rows,) or () for one scalar, its extents expressions of scalars;
@@ -200,20 +197,18 @@ class Allocate:
     dtype: DType
     offset: tuple[Expr, ...] = ()
     init: Expr | None = None
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Hint:
+class Hint(Node):
     """`Hint stages = 2`: about speed only. Dropping every hint leaves the values unchanged, bit for bit."""
 
     name: str
     value: str
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class Option(Node):
     """`Option row_sums = deferred`: a freedom that may change bits (never more than rounding), one of OPTIONS.
 
     Without it the first value of OPTIONS holds. A translator may ignore a freedom; it may not take one that is not stated.
@@ -221,14 +216,10 @@ class Option:
 
     name: str
     value: str
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
-
-
-# ------------------------------------------------------------------------------------------------------- statements
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Node):
     """Move one tile between levels.
 
     `Copy K (BN, D) in coordinate [L = j] from global to shared` makes the tile K; `source` and `into` are both "K".
@@ -243,12 +234,14 @@ class Copy:
     coordinate: tuple[Expr, ...]
     source_level: Level
     into_level: Level
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Gemm:
-    """`Compute GEMM A, B^T and get S` (overwrite) or `... and accumulate S` (add). `^T` marks an operand used transposed."""
+class Gemm(Node):
+    """`Compute GEMM A, B^T and get S` (overwrite) or `... and accumulate S` (add). `^T` marks an operand used transposed.
+
+    S (M, N) = A (M, K) B (K, N), each after its transposition; sums are f32.
+    """
 
     a: str
     a_transposed: bool
@@ -256,11 +249,10 @@ class Gemm:
     b_transposed: bool
     into: str
     accumulate: bool
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class Compute(Node):
     """`Compute S = where(kv <= q, S, -inf)`: element by element, row values broadcast over columns.
 
     The paper's spellings (`Compute Multiply S, scale and get new S`) parse to this form.
@@ -268,11 +260,10 @@ class Compute:
 
     into: str
     value: Expr
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Named(Node):
     """`Compute Softmax S, scale and get P with row_max, row_sum, acc`: a macro; `generator.tl.expand` writes it out.
 
     In a sketch any operator name with any operands may stand here; core code has none.
@@ -282,11 +273,10 @@ class Named:
     operands: tuple[str, ...]
     into: str | None = None
     state: tuple[str, ...] = ()
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Reshape:
+class Reshape(Node):
     """Turn an accumulator fragment into an operand fragment of `dtype`: required before a GEMM fed by registers.
 
     `Reshape P from (MMA_C, MMA_M, MMA_N) to (MMA_A, MMA_M, MMA_N_new) and get PA bf16`. What moves is the target's matter
@@ -299,11 +289,10 @@ class Reshape:
     into_layout: tuple[str, ...]
     into: str
     dtype: DType
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class For:
+class For(Node):
     """`for j = lo:hi` ... `end`, half open; with `reversed` the last iteration comes first. An empty range runs nothing."""
 
     var: str
@@ -311,35 +300,29 @@ class For:
     hi: Expr
     reversed: bool
     body: tuple[Stmt, ...]
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class If:
+class If(Node):
     """`if test` ... `else` ... `end`; the test is a scalar: the same for a whole block."""
 
     test: Expr
     then: tuple[Stmt, ...]
     otherwise: tuple[Stmt, ...] = ()
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Prose:
+class Prose(Node):
     """A line of a sketch that is not a statement. Kept as text; never part of code.
 
     A loop whose range is prose (`for j over the tiles that a row can see`) stays flat: Prose, what it holds, Prose("end").
     """
 
     text: str
-    span: Span = field(default=NOWHERE, compare=False, repr=False, kw_only=True)
 
 
 Declaration: TypeAlias = Argument | Constant | Grid | Let | Allocate | Hint | Option
 Stmt: TypeAlias = Declaration | Copy | Gemm | Compute | Named | Reshape | For | If | Prose
-
-
-# ---------------------------------------------------------------------------------------------------------- program
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,18 +340,22 @@ class Program:
 
     @property
     def constants(self) -> dict[str, Constant]:
+        """Name -> its declaration, holes included."""
         return {s.name: s for s in self.body if isinstance(s, Constant)}
 
     @property
     def holes(self) -> dict[str, Constant]:
+        """The constants that a tuner has still to choose."""
         return {name: c for name, c in self.constants.items() if c.is_hole}
 
     @property
     def axes(self) -> tuple[Axis, ...]:
+        """The axes of the grid, fastest first."""
         return tuple(axis for s in self.body if isinstance(s, Grid) for axis in s.axes)
 
     @property
     def allocations(self) -> dict[str, Allocate]:
+        """Name -> its declaration, for matrices in global memory and tiles alike, in textual order."""
         return {s.name: s for s in walk_statements(self.body) if isinstance(s, Allocate)}
 
     @property
@@ -393,10 +380,8 @@ class Program:
         return tuple(name for name in self.allocations if name in written)
 
 
-# ------------------------------------------------------------------------------------------------------------ walks
-
-
 def children(e: Expr) -> tuple[Expr, ...]:
+    """The expressions right below this one."""
     match e:
         case Op():
             return e.args
@@ -404,6 +389,17 @@ def children(e: Expr) -> tuple[Expr, ...]:
             return e.indices
         case Num() | Var():
             return ()
+
+
+def map_children(e: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """The expression with each of its children changed; a literal or a name is itself."""
+    match e:
+        case Op():
+            return Op(e.fn, tuple(change(a) for a in e.args), span=e.span)
+        case Index():
+            return Index(e.tensor, tuple(change(i) for i in e.indices), span=e.span)
+        case Num() | Var():
+            return e
 
 
 def walk(e: Expr) -> Iterator[Expr]:
@@ -416,6 +412,29 @@ def walk(e: Expr) -> Iterator[Expr]:
 def names(e: Expr) -> set[str]:
     """Every name that the expression reads, indexed tensors included."""
     return {x.name if isinstance(x, Var) else x.tensor for x in walk(e) if isinstance(x, Var | Index)}
+
+
+def expressions_of(s: Stmt) -> tuple[Expr, ...]:
+    """The expressions that a statement holds itself (not those of its body)."""
+    match s:
+        case Grid():
+            return tuple(axis.extent for axis in s.axes)
+        case Let() | Compute():
+            return (s.value,)
+        case Allocate():
+            return s.shape + s.offset + ((s.init,) if s.init is not None else ())
+        case Copy():
+            return s.shape + s.coordinate
+        case For():
+            return (s.lo, s.hi)
+        case If():
+            return (s.test,)
+        case Named():
+            return tuple(Var(name) for name in s.operands)
+        case Argument() | Constant() | Hint() | Option() | Gemm() | Reshape() | Prose():
+            return ()
+        case _:
+            assert_never(s)
 
 
 def walk_statements(body: tuple[Stmt, ...]) -> Iterator[Stmt]:

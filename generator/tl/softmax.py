@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import assert_never
 
 from generator.tl.diagnostics import Diagnostic, TLError
 from generator.tl.ir import (
@@ -23,12 +24,15 @@ from generator.tl.ir import (
     For,
     Gemm,
     Grid,
+    Hint,
     If,
     Let,
     Named,
     Num,
     Op,
+    Option,
     Program,
+    Prose,
     Reshape,
     Stmt,
     Var,
@@ -149,6 +153,10 @@ def names_of(program: Program) -> Iterable[str]:
                 yield from filter(None, (s.into, *s.state))
             case For():
                 yield s.var
+            case If() | Hint() | Option() | Prose():
+                pass
+            case _:
+                assert_never(s)
 
 
 def fresh(wanted: str, taken: set[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Set
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, assert_never
 
 from generator.tl.checks.bounds import Bounds, runs
 from generator.tl.checks.report import Report, shape_text
@@ -16,17 +16,25 @@ from generator.tl.fold import integers
 from generator.tl.ir import (
     COLS,
     Allocate,
+    Argument,
     Compute,
+    Constant,
     Copy,
     DType,
     Expr,
     For,
     Gemm,
+    Grid,
+    Hint,
     If,
     Index,
+    Let,
     Level,
+    Named,
     Op,
+    Option,
     Program,
+    Prose,
     Reshape,
     Span,
     Stmt,
@@ -81,8 +89,10 @@ class Flow:
                     self._for(s)
                 case If():
                     self._if(s)
-                case _:
+                case Argument() | Constant() | Grid() | Let() | Hint() | Option() | Named() | Prose():
                     pass
+                case _:
+                    assert_never(s)
 
     # -------------------------------------------------------------------------------------------------- statements
 

@@ -27,8 +27,8 @@ from generator.tl.ir import (
     Program,
     Reshape,
     Stmt,
-    Var,
     children,
+    expressions_of,
     names,
     walk,
     walk_statements,
@@ -44,27 +44,6 @@ class Limits:
     name: str
     shared_bytes: int | None = None
     register_bytes: int | None = None
-
-
-def expressions_of(s: Stmt) -> tuple[Expr, ...]:
-    """The expressions that a statement holds itself (not those of its body)."""
-    match s:
-        case Grid():
-            return tuple(axis.extent for axis in s.axes)
-        case Let() | Compute():
-            return (s.value,)
-        case Allocate():
-            return s.shape + s.offset + ((s.init,) if s.init is not None else ())
-        case Copy():
-            return s.shape + s.coordinate
-        case For():
-            return (s.lo, s.hi)
-        case If():
-            return (s.test,)
-        case Named():
-            return tuple(Var(name) for name in s.operands)
-        case _:
-            return ()
 
 
 # ------------------------------------------------------------------------------------------------- matrices and names

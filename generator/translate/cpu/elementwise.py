@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from generator.tl.ir import Expr, Index, Op, Var, names
+from generator.tl.ir import Expr, Op, Var, map_children, names
 from generator.tl.printer import print_statement
 from generator.translate.cpu.folding import touched
 from generator.translate.cpu.limits import LimitTests
@@ -37,14 +37,10 @@ class Versions:
         return self.current(name)
 
     def rename(self, e: Expr) -> Expr:
-        match e:
-            case Var(name) if name in self.tiles:
-                return Var(self.current(name))
-            case Op(fn, args):
-                return Op(fn, tuple(self.rename(a) for a in args), span=e.span)
-            case Index(tensor, indices):
-                return Index(tensor, tuple(self.rename(i) for i in indices), span=e.span)
-        return e
+        """The expression with each tile's name replaced by its current version's."""
+        if isinstance(e, Var) and e.name in self.tiles:
+            return Var(self.current(e.name))
+        return map_children(e, self.rename)
 
 
 class NestWriter:

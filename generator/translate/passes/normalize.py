@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from generator.tl.ir import Compute, Expr, For, If, Index, Num, Op, Program, Stmt
+from generator.tl.ir import Compute, Expr, For, If, Num, Op, Program, Stmt, map_children
 from generator.translate.passes.conditions import negate
 from generator.translate.passes.scope import Scope
 
@@ -36,11 +36,8 @@ def _expression(e: Expr, scope: Scope) -> Expr:
             if isinstance(a, Num) and not isinstance(b, Num) and _is_plain(turned):
                 return Op("where", (turned, b, a), span=e.span)
             return Op("where", (test, a, b), span=e.span)
-        case Op(fn, args):
-            return Op(fn, tuple(_expression(a, scope) for a in args), span=e.span)
-        case Index(tensor, indices):
-            return Index(tensor, tuple(_expression(i, scope) for i in indices), span=e.span)
-    return e
+        case _:
+            return map_children(e, lambda child: _expression(child, scope))
 
 
 def _is_plain(test: Expr) -> bool:

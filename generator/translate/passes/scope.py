@@ -5,7 +5,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from generator.tl.ir import Compute, Copy, Expr, For, Gemm, If, Index, Num, Op, Program, Reshape, Stmt, Var, names
+from generator.tl.ir import (
+    Compute,
+    Copy,
+    Declaration,
+    Expr,
+    For,
+    Gemm,
+    If,
+    Index,
+    Named,
+    Num,
+    Op,
+    Program,
+    Prose,
+    Reshape,
+    Stmt,
+    Var,
+    names,
+)
 from generator.tl.types import ARITHMETIC, COMPARISONS, LOGIC, Environment, Kind, Rank, Typing, environment, join, operation
 
 #: Functions that give whole numbers when all their arguments are.
@@ -68,7 +86,11 @@ def defs(s: Stmt) -> set[str]:
             return defs_of(body)
         case If(then=then, otherwise=otherwise):
             return defs_of(then) | defs_of(otherwise)
-    return set()
+        case Named():
+            raise AssertionError("a macro in core code")
+        case _:
+            assert isinstance(s, Declaration | Prose), s
+            return set()
 
 
 def uses(s: Stmt) -> set[str]:
@@ -88,7 +110,11 @@ def uses(s: Stmt) -> set[str]:
             return uses_of(s.body) | names(s.lo) | names(s.hi)
         case If():
             return names(s.test) | uses_of(s.then) | uses_of(s.otherwise)
-    return set()
+        case Named():
+            raise AssertionError("a macro in core code")
+        case _:
+            assert isinstance(s, Declaration | Prose), s
+            return set()
 
 
 def defs_of(body: Iterable[Stmt]) -> set[str]:
