@@ -14,9 +14,24 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from generator.spec import AttentionSpec
+from generator.canonical import digest
+from generator.spec import AttentionSpec, Rule
 
 Call = Callable[[], Any]
+
+
+_KEPT: list[Path] = []
+
+
+@contextlib.contextmanager
+def compiled_once() -> Iterator[None]:
+    """Inside, children of this process that need one spec's kernel on mma.sync find what the first of them compiled."""
+    with tempfile.TemporaryDirectory(prefix="flex-mma-") as folder:
+        _KEPT.append(Path(folder))
+        try:
+            yield
+        finally:
+            _KEPT.pop()
 
 
 def as_compiled(torch: Any, s: AttentionSpec, q: Any, k: Any, v: Any, captured: Mapping[str, Any]) -> Call:
@@ -34,11 +49,13 @@ def on_mma_sync(torch: Any, s: AttentionSpec, q: Any, k: Any, v: Any, captured: 
     def from_mma_sync(*args: Any, **kwargs: Any) -> Any:
         return flex_attention(*args, **kwargs)
 
-    with tempfile.TemporaryDirectory(prefix="flex-mma-") as folder, _without_wgmma(Path(folder)):
+    with contextlib.ExitStack() as held:
+        folder = (_KEPT[-1] / digest(s)) if _KEPT else Path(held.enter_context(tempfile.TemporaryDirectory(prefix="flex-mma-")))
+        held.enter_context(_without_wgmma(folder))
         call = _call(torch, torch.compile(from_mma_sync), s, q, k, v, captured)
         call()
         torch.cuda.synchronize()
-        found = _products(Path(folder))
+        found = _products(folder)
     if not found["mma.sync"] or found["wgmma"]:
         raise ValueError(f"expected a kernel on mma.sync, found {found}")
     return call
@@ -83,34 +100,40 @@ def _call(torch: Any, compiled: Any, s: AttentionSpec, q: Any, k: Any, v: Any, c
     return lambda: compiled(q, k, v, score_mod=mods[0] if mods else None, block_mask=mask, enable_gqa=s.group > 1)
 
 
+# Values are closed over: torch cannot find a compiled function again whose rules have them as defaults of parameters.
+
+
 def _tests(s: AttentionSpec, captured: Mapping[str, Any]) -> list[Callable[..., Any]]:
-    tests: list[Callable[..., Any]] = []
-    for rule in s.masks:
-        options = dict(rule.parameters)
-        match rule.name:
-            case "causal":
-                tests.append(lambda b, h, i, j: i >= j)
-            case "window":
-                tests.append(lambda b, h, i, j, left=int(options["left"]): (i >= j) & (i - j <= left))
-            case "prefix":
-                tests.append(lambda b, h, i, j, n=int(options["length"]): (i >= j) | (j < n))
-            case "document":
-                start, end = captured["DocStart"], captured["DocEnd"]
-                tests.append(lambda b, h, i, j, start=start, end=end: (j >= start[b, i]) & (j < end[b, i]))
-            case other:
-                raise ValueError(f"no flex mask for {other}")
-    return tests
+    return [_test(rule, captured) for rule in s.masks]
+
+
+def _test(rule: Rule, captured: Mapping[str, Any]) -> Callable[..., Any]:
+    options = dict(rule.parameters)
+    match rule.name:
+        case "causal":
+            return lambda b, h, i, j: i >= j
+        case "window":
+            left = int(options["left"])
+            return lambda b, h, i, j: (i >= j) & (i - j <= left)
+        case "prefix":
+            length = int(options["length"])
+            return lambda b, h, i, j: (i >= j) | (j < length)
+        case "document":
+            start, end = captured["DocStart"], captured["DocEnd"]
+            return lambda b, h, i, j: (j >= start[b, i]) & (j < end[b, i])
+    raise ValueError(f"no flex mask for {rule.name}")
 
 
 def _mods(torch: Any, s: AttentionSpec, captured: Mapping[str, Any]) -> list[Callable[..., Any]]:
-    mods: list[Callable[..., Any]] = []
-    for rule in s.scores:
-        match rule.name:
-            case "softcap":
-                mods.append(lambda x, b, h, i, j, cap=float(dict(rule.parameters)["cap"]): cap * torch.tanh(x / cap))
-            case "alibi":
-                slopes = captured["Slopes"]
-                mods.append(lambda x, b, h, i, j, slopes=slopes: x + slopes[h] * (j - i))
-            case other:
-                raise ValueError(f"no flex score for {other}")
-    return mods
+    return [_mod(torch, rule, captured) for rule in s.scores]
+
+
+def _mod(torch: Any, rule: Rule, captured: Mapping[str, Any]) -> Callable[..., Any]:
+    match rule.name:
+        case "softcap":
+            cap = float(dict(rule.parameters)["cap"])
+            return lambda x, b, h, i, j: cap * torch.tanh(x / cap)
+        case "alibi":
+            slopes = captured["Slopes"]
+            return lambda x, b, h, i, j: x + slopes[h] * (j - i)
+    raise ValueError(f"no flex score for {rule.name}")

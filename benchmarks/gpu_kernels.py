@@ -19,7 +19,7 @@ from generator.binding import bind
 from generator.spec import AttentionSpec
 from generator.translate.records import Translated
 from verifier.children import Limits
-from verifier.compile_cuda import compile_cuda
+from verifier.compile_cuda import compile_cuda, find_cuda_compiler
 from verifier.records import Binary
 
 START = time.monotonic()
@@ -108,6 +108,12 @@ def in_child(limit_s: float, work: Callable[..., Any], *args: Any) -> dict[str, 
         child.kill()
     child.join()
     return result
+
+
+def place_of(facts: dict[str, Any]) -> str:
+    """The device and the software of an environment as one text, clocks and temperature apart: what times go by."""
+    name, driver, *_ = [*facts["gpu"].split(", "), "no driver"]
+    return f"{name}, driver {driver}, torch {facts['torch']}, CUDA {facts['cuda']}, {find_cuda_compiler().version}"
 
 
 def environment() -> dict[str, Any]:

@@ -26,22 +26,11 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 import gpu_cases as cases  # noqa: E402
-from gpu_kernels import Kernel, environment, log  # noqa: E402
-from gpu_prefill import (  # noqa: E402
-    RMS_LIMIT,
-    SHORT,
-    Built,
-    Cell,
-    candidates,
-    compile_every,
-    hinted,
-    in_turns,
-    input_sets,
-    sampled_error,
-    search,
-    searches,
-    streamed,
-)
+from gpu_cells import Cell  # noqa: E402
+from gpu_kernels import Kernel, environment, log, place_of  # noqa: E402
+from gpu_prefill import RMS_LIMIT  # noqa: E402
+from gpu_search import Built, Effort, candidates, compile_every, winners_of, with_hints  # noqa: E402
+from gpu_timing import in_turns, input_sets, sampled_error, streamed  # noqa: E402
 
 from generator.spec import AttentionSpec  # noqa: E402
 from generator.targets import TARGETS  # noqa: E402
@@ -198,7 +187,7 @@ def main() -> None:
     facts |= {"arguments": {name: value for name, value in vars(options).items() if name != "json"}}
     log(facts)
     if options.compile:
-        log(f"{len(kernels(wanted_cells(target, dtype, variants, lengths), options)[0])} kinds built")
+        log(f"{compile_only(wanted_cells(target, dtype, variants, lengths), options)} kinds built")
         return
     table = run(target, dtype, variants, lengths, options)
     if options.json:
@@ -212,39 +201,28 @@ def wanted_cells(target: str, dtype: str, variants: Sequence[str], lengths: Sequ
     return [(line, Cell("paper", target, line.spec(dtype, n), "cudnn")) for n in order for line in lines(variants)]
 
 
-def kernels(wanted: Sequence[tuple[Line, Cell]], options: argparse.Namespace) -> tuple[Any, dict[Any, Built]]:
-    """Candidates of each kind of call with their kernels; with --compile, what hints may ask for is built as well."""
+def compile_only(wanted: Sequence[tuple[Line, Cell]], options: argparse.Namespace) -> int:
+    """Builds what a search would ask for, every hint with every choice of tile sizes; the number of kinds of calls."""
     kinds = dict.fromkeys(cell.kind for _, cell in wanted)
-    by_kind = {kind: candidates(kind, options.candidates) for kind in kinds}
-    done = compile_every([b for builds in by_kind.values() for b in builds])
-    if options.compile and options.hints:
-        first = {(kind, b): done[b] for kind, builds in by_kind.items() for b in builds if b in done}
-        named = {b.name: b for builds in by_kind.values() for b in builds}
-        compile_every([b for builds in hinted(first, named, options.hints).values() for b in builds])
-    return by_kind, done
+    tiles = [b for kind in kinds for b in candidates(kind, options.candidates)]
+    built = list(compile_every(tiles))
+    compile_every([b for first in built for b in with_hints(first, options.hints)])
+    return len(kinds)
 
 
 def run(target: str, dtype: str, variants: list[str], lengths: list[int], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Kernels built and searched, then every cell timed."""
     wanted = wanted_cells(target, dtype, variants, lengths)
-    by_kind, done = kernels(wanted, options)
-    built = {kind: [done[b] for b in builds if b in done] for kind, builds in by_kind.items()}
     end = START + options.budget_s
-    log("searching")
-    jobs = searches([cell for _, cell in wanted])
-    winners = search(jobs, {job: built.get(job[0], []) for job in jobs}, options.heat_s, START + options.budget_s / 3)
-    if options.hints:
-        tried = hinted(winners, {b.name: b for builds in by_kind.values() for b in builds}, options.hints)
-        more = compile_every(list(dict.fromkeys(b for builds in tried.values() for b in builds)))
-        against = {job: [winners[job], *(more[b] for b in builds if b in more)] for job, builds in tried.items()}
-        winners |= search(jobs, against, options.heat_s, START + options.budget_s / 2)
+    effort = Effort(options.candidates, options.hints, options.heat_s, START + options.budget_s / 3, START + options.budget_s / 2)
+    winners, _ = winners_of([cell for _, cell in wanted], effort, place_of(environment()), ())
     log("timing")
 
     def work(item: tuple[Line, Cell]) -> Any:
         cell = item[1]
-        return time_all(cell.spec, winners[cell.kind, cell.spec.seqlen_q > SHORT], options.rounds, options.heat_s)
+        return time_all(cell.spec, winners[cell.job], options.rounds, options.heat_s)
 
-    ready = [item for item in wanted if (item[1].kind, item[1].spec.seqlen_q > SHORT) in winners]
+    ready = [item for item in wanted if item[1].job in winners]
     found = [cell_of(line, cell.spec, result) for (line, cell), result in streamed(work, ready, 40, end - 2)]
     log(f"{len(found)} of {len(wanted)} cells")
     rank = {line: i for i, line in enumerate(lines(variants))}
