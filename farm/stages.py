@@ -35,11 +35,12 @@ from generator.tl.checker import parse_and_check
 from generator.tl.diagnostics import Diagnostic, render
 from generator.translate import translate
 from generator.translate.records import Translated, Untranslatable
-from verifier.benchmark import Patience, measure
+from verifier.benchmark import measure
 from verifier.children import Limits
 from verifier.compile import compile_translated
 from verifier.environment import NoDevice
 from verifier.judge import judge
+from verifier.patience import Patience
 from verifier.rates import ensure_rates
 from verifier.records import Binary, CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.selftest import ensure_selftest

@@ -48,10 +48,10 @@ def own_locks(tmp_path_factory):
 @pytest.fixture(scope="module")
 def any_pace():
     """Measurements in this process count on a busy machine too: what is tested is not how long something takes."""
-    from verifier import benchmark
+    from verifier import figures
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(benchmark, "DISTURBED", 1e9)
+        patch.setattr(figures, "DISTURBED", 1e9)
         yield
 
 

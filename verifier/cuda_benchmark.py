@@ -2,7 +2,7 @@
 
 Each round gives every contestant the same fresh values in the same buffers, in a random order; device events take the time.
 Clocks, power, temperature and what slows the device down are looked at all along; nothing on the device is set. Judging
-correctness in full is `verifier.judge`'s, and figures are `verifier.benchmark`'s.
+correctness in full is `verifier.judge`'s, and what samples say is `verifier.figures`'s.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from generator.binding import bind
 from generator.gpus import card_named
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
-from verifier.benchmark import Patience, Progress, disturbed, implausible, near, ratio_interval, settled, stable, timing_of
 from verifier.cuda_rivals import EAGER, GROUPS, MASKED, NAMES, OUT_OF_MEMORY
 from verifier.cuda_timing import CudaTimingSandbox, CudaWorkload, Known, Started
 from verifier.environment import environment
+from verifier.figures import compared, disturbed, implausible, near, stable, timing_of
 from verifier.flex_rival import FLEX
 from verifier.gpu import HARD_REASONS, Conditions, conditions_of, use_of, uuid_of
 from verifier.judge import read_binary
+from verifier.patience import Patience, Progress, settled
 from verifier.physics import Work, gpu_floor_s, sampled_work
 from verifier.records import Binary, Failed, Measurement, Timing, Witness
 from verifier.timing import OURS
@@ -263,9 +264,13 @@ def _result(
         return Failed("throttled", Witness("two clocks", message))
     if (found := disturbed(timings, alone)) is not None:
         return found
-    rivals = tuple(t for name, t in timings.items() if name != OURS)
-    best = min(rivals, key=lambda t: t.p50_s).name if rivals else ""
-    low, middle, high = ratio_interval(samples[best], samples[OURS]) if best else (0.0, 0.0, 0.0)
-    return Measurement(
-        METHOD, timings[OURS], rivals, unsupported, best, middle, low, high, floor, wall_vs_device, 0, facts
-    )  # fmt: skip
+    return compared(
+        METHOD,
+        timings,
+        samples,
+        unsupported=unsupported,
+        floor_s=floor,
+        wall_vs_device=wall_vs_device,
+        num_threads=0,
+        environment=facts,
+    )

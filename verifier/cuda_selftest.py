@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from generator.spec import AttentionSpec
 from generator.targets import TARGETS
-from verifier.benchmark import Patience
 from verifier.compile import compile_translated
 from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
 from verifier.cuda_benchmark import measure_cuda
@@ -21,6 +20,7 @@ from verifier.cuda_sandbox import device_facts
 from verifier.environment import cores_given, device_key
 from verifier.gpu import NoDevice, capability_of
 from verifier.judge import judge
+from verifier.patience import Patience
 from verifier.records import CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.sandbox import CannotStart, SandboxLimits
 from verifier.selftest_check import SPEC, Check, since, words

@@ -108,7 +108,10 @@ class Passed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """again_s: of a measurement, as in `Measurement.environment`."""
+    """A candidate that was refused, or a measurement that says nothing: a reason of REASONS with its evidence.
+
+    verify_s: seconds that it took to find out. again_s: of a measurement, as in `Measurement.environment`.
+    """
 
     reason: str
     witness: Witness

@@ -18,11 +18,12 @@ from pathlib import Path
 
 from generator.canonical import digest, digest_bytes
 from generator.spec import AttentionSpec, TensorDType
-from verifier.benchmark import Patience, measure
+from verifier.benchmark import measure
 from verifier.compile import NoCompiler, compile_translated, find_compiler
 from verifier.cuda_selftest import gpu_checks
 from verifier.environment import device_key, package_version
 from verifier.judge import judge
+from verifier.patience import Patience
 from verifier.records import CompileFailed, Failed, Measurement, Passed, Verdict
 from verifier.sandbox import SandboxLimits
 from verifier.selftest_check import SPEC, Check, since, words

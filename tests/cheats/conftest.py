@@ -3,9 +3,10 @@
 import pytest
 
 from generator.spec import AttentionSpec, Rule
-from verifier.benchmark import Patience, measure
+from verifier.benchmark import measure
 from verifier.compile import compile_translated
 from verifier.judge import judge
+from verifier.patience import Patience
 from verifier.records import Binary, Failed, Verdict
 from verifier.sandbox import SandboxLimits
 from verifier.traps import kernel

@@ -9,9 +9,9 @@ from gpu_programs import build, spec
 
 from farm.devices import device_for
 from generator.spec import AttentionSpec, Rule
-from verifier.benchmark import Patience
 from verifier.cuda_benchmark import measure_cuda
 from verifier.cuda_rivals import NAMES
+from verifier.patience import Patience
 from verifier.records import Measurement
 
 pytestmark = pytest.mark.gpu

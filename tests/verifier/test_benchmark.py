@@ -8,10 +8,12 @@ import pytest
 import torch
 
 from generator.spec import AttentionSpec, Rule
-from verifier import benchmark, idleness, physics
-from verifier.benchmark import Patience, measure, quantile, ratio_interval
+from verifier import benchmark, figures, idleness, patience, physics
+from verifier.benchmark import measure
 from verifier.compile import compile_translated
-from verifier.records import Binary, Failed, Measurement, Timing
+from verifier.figures import quantile, ratio_interval
+from verifier.patience import Patience
+from verifier.records import Binary, Failed, Measurement, Timing, Witness
 from verifier.sandbox import Ran
 from verifier.traps import kernel
 
@@ -35,7 +37,7 @@ def timed(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def busy_machine(monkeypatch):
     """Tests share their machine: a rival may be slow for no fault of anybody's."""
-    monkeypatch.setattr(benchmark, "DISTURBED", 1e9)
+    monkeypatch.setattr(figures, "DISTURBED", 1e9)
 
 
 def test_a_right_kernel_is_timed_beside_torch(timed):
@@ -84,10 +86,10 @@ def _with_a_slow_matmul(start):
 
 
 def test_rivals_that_are_slowed_down_make_the_sample_transient(monkeypatch):
-    monkeypatch.setattr(benchmark, "DISTURBED", 2.0)
+    monkeypatch.setattr(figures, "DISTURBED", 2.0)
     beside = {name: Timing(name, (t,), t, t, t) for name, t in (("ours", 9.0), ("fast", 2.5), ("slow", 50.0))}
-    assert benchmark.disturbed(beside, {"fast": 1.3, "slow": 2.0}) is None, "only the fastest rival counts"
-    disturbed = benchmark.disturbed(beside, {"fast": 1.0, "slow": 2.0})
+    assert figures.disturbed(beside, {"fast": 1.3, "slow": 2.0}) is None, "only the fastest rival counts"
+    disturbed = figures.disturbed(beside, {"fast": 1.0, "slow": 2.0})
     assert disturbed is not None and disturbed.reason == "throttled" and "fast took 2.5 s" in disturbed.witness.message
 
 
@@ -143,7 +145,7 @@ def test_rivals_compute_what_the_oracle_computes(spec):
 
 
 def disturbed_once_then(result):
-    outcomes = [Failed("throttled", benchmark.Witness("rivals alone", "slow")), result]
+    outcomes = [Failed("throttled", Witness("rivals alone", "slow")), result]
     return lambda: outcomes.pop(0)
 
 
@@ -153,15 +155,15 @@ def test_a_disturbed_measurement_waits_says_so_and_is_made_again():
         "m", Timing("ours", (1.0,), 1.0, 1.0, 1.0), (), {}, "", 0.0, 0.0, 0.0, 0.0, 1.0, 1, {"above_matmul_rate": False}
     )
     assert (
-        benchmark.settled(disturbed_once_then(good), said.append, lambda: waits.append(1) or time.sleep(0.02)) is good
+        patience.settled(disturbed_once_then(good), said.append, lambda: waits.append(1) or time.sleep(0.02)) is good
         and good.environment["disturbed_before"] == 1
     )
     assert good.environment["again_s"] >= 0.02, "what was not believed, and the waiting, is told apart"
     assert waits == [1] and "disturbed (slow): measured again" in said[0]
-    failed = Failed("throttled", benchmark.Witness("rivals alone", "slow"))
+    failed = Failed("throttled", Witness("rivals alone", "slow"))
     tries = []
-    assert benchmark.settled(lambda: tries.append(1) or failed, said.append, lambda: None) == failed
-    assert len(tries) == benchmark.DISTURBED_TRIES, "a kernel that slows its rivals down is never given a time"
+    assert patience.settled(lambda: tries.append(1) or failed, said.append, lambda: None) == failed
+    assert len(tries) == patience.DISTURBED_TRIES, "a kernel that slows its rivals down is never given a time"
 
 
 def test_quiet_is_waited_for_and_not_for_ever(monkeypatch):
@@ -175,12 +177,12 @@ def test_quiet_is_waited_for_and_not_for_ever(monkeypatch):
 
 def test_how_long_quiet_is_waited_for_can_be_set(monkeypatch):
     monkeypatch.setenv("FARM_QUIET_WAIT_S", "3")
-    assert benchmark.quiet_wait_s() == 3.0
+    assert patience.quiet_wait_s() == 3.0
     monkeypatch.delenv("FARM_QUIET_WAIT_S")
-    assert benchmark.quiet_wait_s() == benchmark.QUIET_WAIT_S
+    assert patience.quiet_wait_s() == patience.QUIET_WAIT_S
     monkeypatch.setenv("FARM_QUIET_WAIT_S", "soon")
     with pytest.raises(ValueError, match="FARM_QUIET_WAIT_S: expected seconds from 0 to 3600, found 'soon'"):
-        benchmark.quiet_wait_s()
+        patience.quiet_wait_s()
 
 
 def test_cores_at_work_are_told():

@@ -11,13 +11,13 @@ from fake_gpu import HALF, FakeNvml, fake_binary
 
 from generator.gpus import GPUS, card_named
 from generator.spec import AttentionSpec, Rule
-from verifier import benchmark, cuda_benchmark
-from verifier.benchmark import Patience
+from verifier import cuda_benchmark, figures
 from verifier.cuda_benchmark import measure_cuda, rivals_for
 from verifier.cuda_timing import CudaTimingSandbox
 from verifier.flex_rival import mask_mod, score_mod
 from verifier.inputs import Case, captured_values
 from verifier.oracle import Block, apply_scores, visible
+from verifier.patience import Patience
 from verifier.physics import gpu_floor_s, sampled_work, work_of
 from verifier.records import Failed, Measurement
 from verifier.trial import one_thread
@@ -29,7 +29,7 @@ RIVALS = ("torch flash-attention-2", "torch eager", "torch cudnn")
 @pytest.fixture
 def fake_child(fake_driver: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     monkeypatch.setattr(CudaTimingSandbox, "program", "fake_timing_child")
-    monkeypatch.setattr(benchmark, "DISTURBED", 1e9)  # this machine's cores stand in for the device, and have other work
+    monkeypatch.setattr(figures, "DISTURBED", 1e9)  # this machine's cores stand in for the device, and have other work
     monkeypatch.setattr(cuda_benchmark, "LONGEST_WALL", 1e9)
     fake_driver.nvmlDeviceGetCurrentClocksEventReasons = lambda h: 0x4
     return fake_driver
