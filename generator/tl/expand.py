@@ -36,8 +36,8 @@ from generator.tl.ir import (
     Stmt,
     Var,
     children,
-    map_children,
 )
+from generator.tl.rewrite import map_children
 from generator.tl.softmax import expand_macros, fresh, macros_written_out, names_of
 
 __all__ = ["expand", "expand_macros", "lower", "sizes", "too_large"]

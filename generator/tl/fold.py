@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from generator.tl.ir import MAX_INT, Expr, Num, Op, Var, map_children
+from generator.tl.ir import MAX_INT, Expr, Num, Op, Var
+from generator.tl.rewrite import map_children
 
 _INTEGERS: dict[str, Callable[..., int]] = {
     "+": lambda a, b: a + b,

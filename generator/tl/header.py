@@ -185,8 +185,8 @@ def _spec(line: int, text: str, sizes: dict[str, Any]) -> AttentionSpec:
                 values[name] = value
             case _:
                 raise HeaderError(f"line {line}: spec: expected heads, dim, dtype, mask, score, phase or scale, found {name!r}")
-    for name in ("heads", "dim"):
-        if f"{'num_heads' if name == 'heads' else 'head_dim'}" not in values:
+    for name, field in (("heads", "num_heads"), ("dim", "head_dim")):
+        if field not in values:
             raise HeaderError(f"line {line}: spec: expected {name}=..., found none")
     try:
         return replace(AttentionSpec(**values, **sizes), masks=tuple(masks), scores=tuple(scores))

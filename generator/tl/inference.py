@@ -6,12 +6,13 @@ K (BN, D) and S (BM, BN) is Q K^T. Where names leave more than one reading, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from generator.tl.diagnostics import Diagnostic
 from generator.tl.grammar import UNSTATED
-from generator.tl.ir import Allocate, Copy, DType, Expr, For, Gemm, If, Reshape, Stmt, walk_statements
+from generator.tl.ir import Allocate, Copy, DType, Expr, Gemm, Reshape, Stmt, walk_statements
+from generator.tl.rewrite import map_statements
 
 Shape = tuple[Expr, ...]
 
@@ -46,23 +47,16 @@ def infer(body: tuple[Stmt, ...]) -> tuple[tuple[Stmt, ...], list[Diagnostic]]:
     notes: list[Diagnostic] = []
     gemms = [s for s in walk_statements(body) if isinstance(s, Gemm)]
 
-    def change(statements: tuple[Stmt, ...]) -> tuple[Stmt, ...]:
-        return tuple(one(s) for s in statements)
-
-    def one(s: Stmt) -> Stmt:
+    def stated(s: Stmt) -> Iterator[Stmt]:
         match s:
-            case For():
-                return replace(s, body=change(s.body))
-            case If():
-                return replace(s, then=change(s.then), otherwise=change(s.otherwise))
             case Gemm():
-                return _transposed(s, tiles, notes)
+                yield _transposed(s, tiles, notes)
             case Reshape(dtype=dtype) if dtype == UNSTATED:
-                return _with_dtype(s, gemms, tiles, notes)
+                yield _with_dtype(s, gemms, tiles, notes)
             case _:
-                return s
+                yield s
 
-    return change(body), notes
+    return map_statements(body, stated), notes
 
 
 def transpositions(s: Gemm, tiles: Mapping[str, TileShape]) -> list[tuple[bool, bool]]:

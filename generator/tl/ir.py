@@ -17,7 +17,7 @@ Source: the statements are those of QiMeng-Attention (arXiv 2506.12355); the res
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, assert_never
 
@@ -389,17 +389,6 @@ def children(e: Expr) -> tuple[Expr, ...]:
             return e.indices
         case Num() | Var():
             return ()
-
-
-def map_children(e: Expr, change: Callable[[Expr], Expr]) -> Expr:
-    """The expression with each of its children changed; a literal or a name is itself."""
-    match e:
-        case Op():
-            return Op(e.fn, tuple(change(a) for a in e.args), span=e.span)
-        case Index():
-            return Index(e.tensor, tuple(change(i) for i in e.indices), span=e.span)
-        case Num() | Var():
-            return e
 
 
 def walk(e: Expr) -> Iterator[Expr]:

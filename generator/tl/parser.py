@@ -6,14 +6,28 @@ line that is no statement is kept as Prose.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from generator.tl.diagnostics import Diagnostic, TLError, has_errors, in_order
 from generator.tl.grammar import FORMS, UNSTATED, ElseLine, EndLine, KernelLine, Line
 from generator.tl.inference import infer
-from generator.tl.ir import Allocate, Argument, Copy, For, Grid, If, Program, Prose, Reshape, Span, Stage, Stmt, walk_statements
+from generator.tl.ir import (
+    Allocate,
+    Argument,
+    Copy,
+    For,
+    Grid,
+    If,
+    Program,
+    Prose,
+    Reshape,
+    Span,
+    Stage,
+    Stmt,
+    walk_statements,
+)
 from generator.tl.lexer import LineError, read_text, split_comment, split_lines, tokenize
+from generator.tl.rewrite import map_statements
 from generator.tl.statements import parse_line
 
 #: After so many errors the rest of the text is not read.
@@ -74,22 +88,8 @@ def parse_or_raise(text: str | bytes, stage: Stage | None = None, filename: str 
 def _finish(body: tuple[Stmt, ...], stage: Stage) -> tuple[tuple[Stmt, ...], list[Diagnostic]]:
     """Prose belongs to sketches only; what code leaves unsaid is inferred from its declarations."""
     if stage == "sketch":
-        return _map(body, _reshape_as_prose), []
-    return infer(_map(body, lambda s: None if isinstance(s, Prose) else s))
-
-
-def _map(body: tuple[Stmt, ...], change: Callable[[Stmt], Stmt | None]) -> tuple[Stmt, ...]:
-    """Every statement replaced, or left out where `change` gives None."""
-    out: list[Stmt] = []
-    for s in body:
-        match s:
-            case For():
-                out.append(replace(s, body=_map(s.body, change)))
-            case If():
-                out.append(replace(s, then=_map(s.then, change), otherwise=_map(s.otherwise, change)))
-            case _ if (changed := change(s)) is not None:
-                out.append(changed)
-    return tuple(out)
+        return map_statements(body, lambda s: (_reshape_as_prose(s),)), []
+    return infer(map_statements(body, lambda s: () if isinstance(s, Prose) else (s,)))
 
 
 def _reshape_as_prose(s: Stmt) -> Stmt:

@@ -38,6 +38,7 @@ from generator.tl.ir import (
     Var,
     walk_statements,
 )
+from generator.tl.rewrite import map_statements
 
 LOG2_E = Num(1.4426950408889634)
 #: The reference is kept while no score of the row lies further above it, in powers of two: exp2 of it still fits every dtype.
@@ -64,24 +65,19 @@ def macros_written_out(program: Program) -> Program:
     states = dict.fromkeys((s.state[0], s.state[1]) for s in macros)
     temporaries = {state: _Temporaries.make(*state, taken) for state in states}
 
-    def written_out(body: tuple[Stmt, ...]) -> Iterable[Stmt]:
-        for s in body:
-            match s:
-                case Named() if _is_sound(s):
-                    yield from _softmax(s, temporaries[s.state[0], s.state[1]])
-                case For():
-                    yield replace(s, body=tuple(written_out(s.body)))
-                case If():
-                    yield replace(s, then=tuple(written_out(s.then)), otherwise=tuple(written_out(s.otherwise)))
-                case Allocate():
-                    yield s
-                    for (row_max, _), t in temporaries.items():
-                        if s.name == row_max:
-                            yield from (replace(s, name=name, init=None) for name in (t.new_max, t.base, t.rescale))
-                case _:
-                    yield s
+    def written_out(s: Stmt) -> Iterable[Stmt]:
+        match s:
+            case Named() if _is_sound(s):
+                yield from _softmax(s, temporaries[s.state[0], s.state[1]])
+            case Allocate():
+                yield s
+                for (row_max, _), t in temporaries.items():
+                    if s.name == row_max:
+                        yield from (replace(s, name=name, init=None) for name in (t.new_max, t.base, t.rescale))
+            case _:
+                yield s
 
-    return replace(program, body=tuple(written_out(program.body)))
+    return replace(program, body=map_statements(program.body, written_out))
 
 
 def _is_sound(s: Named) -> bool:

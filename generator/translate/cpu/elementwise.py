@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-from generator.tl.ir import Expr, Op, Var, map_children, names
+from generator.tl.ir import Expr, Op, Var, names
 from generator.tl.printer import print_statement
+from generator.tl.rewrite import map_children
 from generator.translate.cpu.folding import touched
 from generator.translate.cpu.limits import LimitTests
 from generator.translate.cpu.names import tile_name

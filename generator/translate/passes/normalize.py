@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from generator.tl.ir import Compute, Expr, For, If, Num, Op, Program, Stmt, map_children
+from generator.tl.ir import Compute, Expr, Num, Op, Program, Stmt
+from generator.tl.rewrite import map_children, map_statements
 from generator.translate.passes.conditions import negate
 from generator.translate.passes.scope import Scope
 
@@ -12,20 +13,11 @@ from generator.translate.passes.scope import Scope
 def normalize(program: Program) -> Program:
     """The same program with `where(kv > q, -inf, S)` as `where(kv <= q, S, -inf)`; only tests of integers are turned round."""
     scope = Scope.of(program)
-    return replace(program, body=tuple(_statement(s, scope) for s in program.body))
+    return replace(program, body=map_statements(program.body, lambda s: (_statement(s, scope),)))
 
 
 def _statement(s: Stmt, scope: Scope) -> Stmt:
-    match s:
-        case Compute():
-            return replace(s, value=_expression(s.value, scope))
-        case For():
-            return replace(s, body=tuple(_statement(x, scope) for x in s.body))
-        case If():
-            return replace(
-                s, then=tuple(_statement(x, scope) for x in s.then), otherwise=tuple(_statement(x, scope) for x in s.otherwise)
-            )
-    return s
+    return replace(s, value=_expression(s.value, scope)) if isinstance(s, Compute) else s
 
 
 def _expression(e: Expr, scope: Scope) -> Expr:
