@@ -18,13 +18,14 @@ from catalog import flash, kvcache, serving
 from catalog.calls import AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen, packed_arguments
+from catalog.flash_checks import in_float32
 from catalog.flash_fallback import FlashArguments, Window, dense, dense_output, varlen
 from catalog.frames import bound_kernel
 from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
 from catalog.operands import check_out, sdpa_output
 from catalog.plain_attention import torch_sdpa
-from catalog.plainness import is_plain, nothing_watches
+from catalog.plainness import is_plain, nothing_watches, torch_reads
 from catalog.reasons import RunFailed
 from catalog.serving import Frame, Server, outcomes, per_thread
 from catalog.settings import override as _override
@@ -56,8 +57,13 @@ def scaled_dot_product_attention(
     if server.off:
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     outcomes.count_call()
-    frame = None
-    if attn_mask is None and dropout_p == 0.0:  # None is no zero
+    frame, usual = None, is_causal.__class__ is enable_gqa.__class__ is bool and dropout_p.__class__ is float
+    if usual and (scale is None or scale.__class__ is float):
+        takes_kernels = attn_mask is None and dropout_p == 0.0
+    else:  # 1 == True and Fraction(1, 4) == 0.25, but not to torch
+        takes_kernels = attn_mask is None and torch_reads(is_causal, enable_gqa, scale, dropout_p) and float(dropout_p) == 0.0
+        scale = float(scale) if takes_kernels and scale is not None else scale
+    if takes_kernels:
         frame, options = server.latest, (is_causal, scale, enable_gqa, _override(), _deterministic())
         if frame is None or frame.options != options or not frame.check(query, key, value) or not nothing_watches():
             frame = _sdpa_frame(server, query, key, value, options)
@@ -139,7 +145,7 @@ def flash_attn_func(
     (out, lse). LSE is (B, H, Sq) fp32, natural log, -inf for a row that sees no key. out: written and returned.
     learnable_sink: (H), a logit without a key in each row's softmax.
     """
-    sinks = learnable_sink if learnable_sink is None or learnable_sink.dtype == torch.float32 else learnable_sink.float()
+    sinks = None if learnable_sink is None else in_float32("learnable_sink", learnable_sink)
     arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p, sinks)
     need_lse = return_attn_probs or return_lse or return_softmax_lse
     if _is_compiling():
@@ -282,7 +288,9 @@ def _flash_arguments(a: dict[str, Any]) -> FlashArguments:
 def captured_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
     """What a kernel reads besides q, k and v, of the keywords of `flash_attn_func`."""
     sinks = arguments.get("learnable_sink")
-    return FlashArguments(alibi_slopes=arguments.get("alibi_slopes"), sinks=None if sinks is None else sinks.float()).captured
+    return FlashArguments(
+        alibi_slopes=arguments.get("alibi_slopes"), sinks=None if sinks is None else in_float32("learnable_sink", sinks)
+    ).captured
 
 
 def _wants_lse(a: dict[str, Any]) -> bool:

@@ -15,6 +15,7 @@ from catalog.calls import AttentionCall, causal_forms, size_blockers, sizes, ten
 from catalog.flash_checks import check_packed
 from catalog.flash_fallback import FlashArguments, documents_of, window_limits
 from catalog.kvcache import CacheArguments, as_dense, totals
+from catalog.plainness import torch_reads
 from catalog.reasons import Reason, reason
 from generator.spec import Rule
 
@@ -34,6 +35,9 @@ def describe_sdpa(
     blockers = [*tensor_blockers(("query", query), ("key", key), ("value", value))]
     if attn_mask is not None:
         blockers.append(reason("mask_tensor", "attn_mask is a tensor; kernels compute their masks from rules such as is_causal"))
+    if not torch_reads(is_causal, enable_gqa, scale, dropout_p):  # torch, to which such a call goes, refuses it
+        found = f"is_causal {is_causal!r}, enable_gqa {enable_gqa!r}, scale {scale!r}, dropout_p {dropout_p!r}"
+        return _without_sizes(name, query, [*blockers, reason("argument", f"torch does not take these types: {found}")])
     if dropout_p:
         blockers.append(reason("dropout", f"dropout_p is {dropout_p}"))
     if unreadable := _unreadable(blockers):
@@ -45,9 +49,6 @@ def describe_sdpa(
     blockers += size_blockers(q, k, v)
     if not enable_gqa and q.shape[1] != k.shape[1]:
         blockers.append(reason("broadcast", f"{q.shape[1]} query heads and {k.shape[1]} key heads without enable_gqa"))
-    for argument, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
-        if not isinstance(flag, bool):  # torch, to which such a call goes, refuses it
-            blockers.append(reason("argument", f"{argument} is {flag!r}"))
     forms = causal_forms(q.shape[2], k.shape[2], "top_left") if is_causal else ((),)
     return _call(name, (q, k, v), blockers, scale, forms)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from catalog import serving
 from catalog.calls import AttentionCall
 from catalog.describe import describe_flash
-from catalog.flash_checks import check_dense, check_window
+from catalog.flash_checks import check_dense, check_numbers, check_window
 from catalog.flash_fallback import FlashArguments
 from catalog.frames import bound_kernel
 from catalog.loader import LoadedKernel
@@ -38,6 +38,8 @@ def answer(
     """Output and LSE from a kernel; None where torch has to answer (counted). name: the function that was called."""
     server = serving.server()
     outcomes.count_call()
+    if not _are_usual(arguments):  # a number of a type that is refused may equal one in the key of a frame
+        check_numbers(arguments)
     frame, options = server.latest, (name, arguments, need_lse, _override(), _deterministic())
     simple = out is None and not arguments.captured
     if not simple or frame is None or frame.options != options or not frame.check(q, k, v) or not nothing_watches():
@@ -55,6 +57,14 @@ def answer(
     per_thread.decision = frame.decision
     frame.outcome.tick()
     return None if frame.run is None else answered
+
+
+def _are_usual(arguments: FlashArguments) -> bool:
+    """Whether the numbers have the types that most calls give them."""
+    scale, window = arguments.softmax_scale, arguments.window_size
+    if not (scale is None or scale.__class__ is float) or arguments.softcap.__class__ is not float:
+        return False
+    return window.__class__ is tuple and len(window) == 2 and window[0].__class__ is window[1].__class__ is int
 
 
 def _frame(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -24,7 +25,7 @@ def check_dense(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments) -> N
         raise ValueError(f"q, k, v: sizes do not fit: {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
     if k.shape[2] == 0 or q.shape[2] % k.shape[2]:
         raise ValueError(f"k: expected a number of heads that divides q's {q.shape[2]}, found {k.shape[2]}")
-    _check_numbers(arguments)
+    check_numbers(arguments)
     batch, heads, slopes, sinks = q.shape[0], q.shape[2], arguments.alibi_slopes, arguments.sinks
     if slopes is not None:
         _check_tensor("alibi_slopes", slopes)
@@ -57,16 +58,21 @@ def check_ranks(tensors: Sequence[tuple[str, Tensor]], rank: int, form: str) -> 
 
 
 def check_window(window: Window) -> Window:
-    """The window as a tuple, which can stand in a key."""
-    if window is None or (type(window) is tuple and len(window) == 2 and _are_bounds(window)):
-        return window
-    if isinstance(window, list | tuple) and len(window) == 2 and _are_bounds(window):
-        return (window[0], window[1])
-    raise ValueError(f"window_size: expected (left, right) of whole numbers, -1 or None for unbounded, found {window!r}")
+    """The window as a tuple of Python's numbers, which can stand in a key."""
+    if window is None:
+        return None
+    try:
+        left, right = (None if x is None else operator.index(x) for x in window)
+    except (TypeError, ValueError):
+        wanted = "(left, right) of whole numbers, -1 or None for unbounded"
+        raise ValueError(f"window_size: expected {wanted}, found {window!r}") from None
+    return (left, right)
 
 
-def _are_bounds(window: Sequence[object]) -> bool:
-    return all(x is None or isinstance(x, int) for x in window)
+def in_float32(name: str, x: Tensor) -> Tensor:
+    """The tensor itself, or rounded to float32."""
+    _check_tensor(name, x)
+    return x if x.dtype == torch.float32 else x.float()
 
 
 def _check_tensor(name: str, x: object) -> None:
@@ -74,7 +80,8 @@ def _check_tensor(name: str, x: object) -> None:
         raise ValueError(f"{name}: expected a tensor, found {type(x).__name__}")
 
 
-def _check_numbers(arguments: FlashArguments) -> None:
+def check_numbers(arguments: FlashArguments) -> None:
+    """The scale, softcap and dropout are finite numbers, the window is one of whole numbers."""
     check_window(arguments.window_size)
     given = {"softmax_scale": arguments.softmax_scale, "softcap": arguments.softcap, "dropout_p": arguments.dropout_p}
     for name, value in given.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -28,6 +29,21 @@ def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
     if _function_modes() or _dispatch_modes() or _autocast() or _functorch() is not None:
         return False
     return not any(x.layout is not torch.strided or x.is_nested or x.is_neg() for x in (query, key, value))
+
+
+def torch_reads(is_causal: object, enable_gqa: object, scale: object, dropout_p: object) -> bool:
+    """Whether torch's function takes arguments of these types: flags are bools, numbers of a type that it reads as a float.
+
+    By value alone a key cannot tell: True == 1 and 0.25 == Fraction(1, 4), and torch raises TypeError for the right-hand sides.
+    """
+    return type(is_causal) is type(enable_gqa) is bool and (scale is None or _is_float(scale)) and _is_float(dropout_p)
+
+
+def _is_float(x: object) -> bool:
+    """Python's and numpy's real numbers, and a tensor without dimensions that wants no gradient."""
+    if isinstance(x, Tensor):
+        return type(x) is Tensor and x.dim() == 0 and not x.requires_grad and not x.is_complex()
+    return isinstance(x, int | float) or (isinstance(x, Real) and type(x).__module__ == "numpy")
 
 
 # ------------------------------------------------------------------------------------------------ the same as last time

@@ -1,5 +1,6 @@
 """Wrong arguments of FlashAttention's functions: one sentence that names the argument, and nothing is computed or written."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -33,12 +34,29 @@ def bounds(*numbers: int) -> torch.Tensor:
         ({"dropout_p": 1.5}, "dropout_p: expected a number from 0 to 1, found 1.5"),
         ({"alibi_slopes": torch.ones(3)}, r"alibi_slopes: expected \(4,\) or \(2, 4\), found \(3,\)"),
         ({"alibi_slopes": [1, 2, 3, 4]}, "alibi_slopes: expected a tensor, found list"),
+        ({"learnable_sink": [1.0, 2.0, 3.0, 4.0]}, "learnable_sink: expected a tensor, found list"),
         ({"learnable_sink": torch.ones(5)}, r"learnable_sink: expected \(4,\), found \(5,\)"),
     ],
 )
 def test_dense(changes, message):
     with pytest.raises(ValueError, match=message):
         catalog.flash_attn_func(**{"q": Q, "k": K, "v": K} | changes)
+
+
+@pytest.mark.parametrize("changes", [{"softmax_scale": 0.25 + 0j}, {"window_size": (3.0, 0)}, {"softcap": 2 + 0j}])
+def test_a_number_of_a_refused_type_is_refused_after_its_equal(changes):
+    """Calls like the last one are found by their arguments' values: 3.0 == 3 and 2 + 0j == 2.0."""
+    usual = {"softmax_scale": 0.25, "window_size": (3, 0), "softcap": 2.0, "q": Q, "k": K, "v": K}
+    for _ in range(2):
+        catalog.flash_attn_func(**usual)
+    with pytest.raises(ValueError, match=next(iter(changes))):
+        catalog.flash_attn_func(**usual | changes)
+
+
+def test_whole_numbers_of_any_type_bound_a_window():
+    expected = catalog.flash_attn_func(Q, K, K, window_size=(3, 0))
+    for window in ([3, 0], (np.int64(3), np.int32(0)), torch.tensor([3, 0])):
+        assert torch.equal(catalog.flash_attn_func(Q, K, K, window_size=window), expected)
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,14 @@
 import itertools
 import logging
 import random
+import re
+from decimal import Decimal
+from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from kernel_factory import CAUSAL, CAUSAL_BR, Shelf, spec
 
 import catalog
@@ -337,6 +342,46 @@ def test_determinism_follows_torch():
         assert catalog.last_decision().reasons[0].code == "deterministic"
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+# ----------------------------------------------------------------------------------------------- options by value and type
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("is_causal", [1, 0, np.bool_(True), torch.tensor(True), None, 1.0, "yes"]),
+        ("enable_gqa", [1, 0, np.bool_(False), None]),
+        ("scale", [1, True, 0.25, np.float64(0.25), np.float32(0.25), np.int64(1), torch.tensor(0.25), torch.tensor([0.25])]),
+        ("scale", [Fraction(1, 4), Decimal("0.25"), complex(0.25), "0.25", np.ones(1), torch.tensor(0.25, requires_grad=True)]),
+        ("dropout_p", [0, False, -0.0, np.float32(0), torch.tensor(0.0), torch.zeros(2), Decimal(0), 0j, None, "0"]),
+    ],
+)
+def test_equal_options_of_other_types_are_what_they_are_to_torch(option, values):
+    """A call is found by its options' values; torch refuses some types of equal value, with or without a call before."""
+    shelf = Shelf()
+    for masks in ((), CAUSAL):
+        shelf.add(spec(masks=masks))
+    serve(shelf)
+    for usual in ({}, {"is_causal": True}, {"scale": 1.0}, {"scale": 0.25}):
+        catalog.scaled_dot_product_attention(X, X, X, **usual)
+    assert serving.loader.loads, "no kernel answers the usual calls"
+    for value in values:
+        hits = kernel_calls()
+        try:
+            theirs = F.scaled_dot_product_attention(X, X, X, **{option: value})
+        except TypeError as error:
+            words = str(error).split(f"'{option}'")[1]  # before them torch may tell an argument's position
+            with pytest.raises(TypeError, match=f"'{option}'.*{re.escape(words)}"):
+                catalog.scaled_dot_product_attention(X, X, X, **{option: value})
+            assert catalog.last_decision().reasons[0].code == "argument"
+        else:
+            torch.testing.assert_close(catalog.scaled_dot_product_attention(X, X, X, **{option: value}), theirs)
+            assert kernel_calls() == hits + 1, f"{option}={value!r} is answered by torch"
+
+
+def kernel_calls():
+    return sum(n for label, n in catalog.stats()["outcomes"].items() if label.startswith("hit:"))
 
 
 # -------------------------------------------------------------------------------------------------------- bounded work

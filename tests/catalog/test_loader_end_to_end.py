@@ -1,7 +1,12 @@
 """A kernel that the rule author wrote and the verifier passed answers calls from a catalog: every contract on the way, once."""
 
+import itertools
+import math
+
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import catalog
 from catalog.schema import make_row
@@ -63,3 +68,23 @@ def test_a_written_kernel_serves(tmp_path, masks, scores):
         served = catalog.scaled_dot_product_attention(*views, is_causal=True, enable_gqa=True)
         torch.testing.assert_close(served.transpose(1, 2), out, rtol=1e-4, atol=1e-5)
         assert served.stride() == q.transpose(1, 2).stride() and catalog.stats()["outcomes"][f"hit:{kernel}"] == 2
+
+
+def test_what_is_not_finite_stays_so_in_every_row_that_sees_it(tmp_path):
+    """A row's answer is finite exactly where torch's is from the row's own keys; only rows beside the diagonal may have more."""
+    store = catalog.open(tmp_path / "catalog", create=True)
+    kernel = add(store, tmp_path, AttentionSpec(1, 1, 32, 32, 1, 60, 60, masks=(Rule.make("causal"),)))
+    catalog.configure(catalog=store)
+    generator = torch.Generator().manual_seed(0)
+    plain = [torch.randn(1, 1, 60, 32, generator=generator) for _ in range(3)]
+    for which, number, row in itertools.product(range(3), (math.nan, math.inf, -math.inf), (0, 37, 59)):
+        q, k, v = (x.clone() for x in plain)
+        (q, k, v)[which][0, 0, row, 5] = number
+        finite = torch.isfinite(catalog.scaled_dot_product_attention(q, k, v, is_causal=True))[0, 0].all(-1)
+        assert catalog.last_decision().kernel_id == kernel
+        with sdpa_kernel(SDPBackend.MATH):
+            alone = [F.scaled_dot_product_attention(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1]) for i in range(60)]
+        expected = torch.tensor([bool(torch.isfinite(x).all()) for x in alone])
+        more = torch.nonzero(finite != expected).flatten()
+        told = f"{'qkv'[which]}[{row}] = {number}: other rows than torch's are not finite: {more.tolist()}"
+        assert torch.equal(finite & expected, finite) and all(which == 2 and row - 32 < i < row for i in more), told
