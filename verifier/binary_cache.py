@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from generator.canonical import digest, digest_bytes
+from verifier.own_folder import own_folder
 from verifier.records import Binary
 
 
@@ -29,11 +29,8 @@ def cache_key(source_hash: str, flags: tuple[str, ...], compiler_version: str) -
 def private_folder(cache: Path) -> Iterator[Path]:
     """A folder that only this call uses, on the cache's own file system; what cannot be removed (a busy mount) is left behind."""
     (cache / "tmp").mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(dir=cache / "tmp")
-    try:
-        yield Path(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with own_folder("build", cache / "tmp") as folder:
+        yield folder
 
 
 def _entry_path(cache: Path, key: str) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -64,13 +65,13 @@ def run_limited(argv: Sequence[str], limits: Limits, *, cwd: str | None = None, 
             )
         finally:
             os.close(lifeline_read)
+        how = "timeout"
         try:
-            code, how = child.wait(limits.wall_s), "exited"
-        except subprocess.TimeoutExpired:
-            code, how = -signal.SIGKILL, "timeout"
+            if _ends_within(child.pid, limits.wall_s):
+                how = "exited"
         finally:
-            kill_group(child.pid)
-            child.wait()
+            _kill_group(child.pid)  # before the system forgets it: then its number may be a stranger's
+            code = child.wait()
             os.close(lifeline_write)
         wall_s = time.monotonic() - started
         if code == 127 and not _exists(argv[0]):
@@ -78,7 +79,18 @@ def run_limited(argv: Sequence[str], limits: Limits, *, cwd: str | None = None, 
         return Ended(how, code, _read_log(output), wall_s)  # type: ignore[arg-type]
 
 
-def kill_group(pid: int) -> None:
+def _ends_within(pid: int, seconds: float) -> bool:
+    """Waits for the end of a child, and leaves its status to be asked for."""
+    handle = os.pidfd_open(pid)
+    try:
+        waiting = select.poll()
+        waiting.register(handle, select.POLLIN)
+        return bool(waiting.poll(1e3 * seconds))
+    finally:
+        os.close(handle)
+
+
+def _kill_group(pid: int) -> None:
     """SIGKILL to every process of the group that `pid` leads; a group that is gone is no error."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)

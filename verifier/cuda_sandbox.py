@@ -18,7 +18,6 @@ from typing import Any
 from generator.translate.records import Launch
 from verifier import gpu_health
 from verifier.arena import Arena, Slot
-from verifier.children import kill_group
 from verifier.gpu import GpuUse, NoDevice, use_of, uuid_of
 from verifier.sandbox import CallTensor, CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
 
@@ -78,7 +77,7 @@ class CudaSandbox(Sandbox):
 
     def _kill(self) -> None:
         assert self._process is not None
-        kill_group(self._process.pid)
+        self._process.kill()
         try:
             self._process.wait(EXIT_S)
         except subprocess.TimeoutExpired:

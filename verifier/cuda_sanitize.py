@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from verifier.arena import DTYPES, POISON
 from verifier.children import Limits, run_limited
 from verifier.gpu import uuid_of
 from verifier.inputs import Case, call_view, fill, slots_of
+from verifier.own_folder import own_folder
 from verifier.records import Binary, Failed, Witness
 from verifier.trial import Trial, trials_for
 
@@ -84,10 +84,10 @@ def sanitize(
     program, data = find_sanitizer(), read_binary(binary)
     chosen = chosen_trials(trials_for(spec, seed).trials)
     said, ran = [], False
-    with tempfile.TemporaryDirectory(prefix="farm-sanitizer-") as folder:
-        _write_job(Path(folder), data, launch, chosen)
+    with own_folder("sanitizer") as folder:
+        _write_job(folder, data, launch, chosen)
         for tool in tools:
-            outcome = _run_tool(program, tool, Path(folder), device, wall_s)
+            outcome = _run_tool(program, tool, folder, device, wall_s)
             if isinstance(outcome, Failed):
                 return outcome
             said.append(f"{tool}: {outcome.words}")

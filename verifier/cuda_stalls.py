@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from verifier.children import Limits, run_limited
 from verifier.cuda_sanitize import NO_LIMIT_BYTES, write_call
 from verifier.gpu import uuid_of
 from verifier.inputs import Case, make_values
+from verifier.own_folder import own_folder
 from verifier.records import Binary
 
 WALL_S = 60.0
@@ -61,21 +61,20 @@ def stalls_of(binary: Binary, launch: Launch, spec: AttentionSpec, device: str, 
     program = find_profiler()
     if program is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="farm-stalls-") as name:
-        folder = Path(name)
+    with own_folder("stalls") as folder:
         case = Case("as asked", spec)
         (folder / "kernel.cubin").write_bytes(Path(binary.path).read_bytes())
         call = write_call(folder, 0, launch, case, make_values(case))
         (folder / "job.json").write_text(json.dumps({"launch": to_plain(launch), "calls": [call]}))
         sections = ["--section", "WarpStateStats", "--section", "SpeedOfLight"]
-        watched = [sys.executable, "-m", "verifier.cuda_sanitize_child", name]
+        watched = [sys.executable, "-m", "verifier.cuda_sanitize_child", str(folder)]
         command = [program, "--csv", "--page", "raw", *sections, "--kernel-name", launch.entry, "--launch-count", "1", *watched]
         here = str(Path(__file__).parents[1])
         env = os.environ | {
             "CUDA_VISIBLE_DEVICES": uuid_of(device), "PYTHONPATH": os.pathsep.join([here, *(p for p in sys.path if p)]),
-            "TMPDIR": name,
+            "TMPDIR": str(folder),
         }  # fmt: skip
-        ended = run_limited(command, Limits(wall_s=wall_s, memory_bytes=NO_LIMIT_BYTES), env=env, cwd=name)
+        ended = run_limited(command, Limits(wall_s=wall_s, memory_bytes=NO_LIMIT_BYTES), env=env, cwd=str(folder))
     return Stalls(why=f"not finished in {wall_s:g} s") if ended.how == "timeout" else read_profile(ended.log)
 
 

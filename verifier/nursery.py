@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -40,6 +41,10 @@ class Nursling:
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
         return self.nursery.wait(self.pid, timeout_s)
+
+    def kill(self) -> None:
+        """SIGKILL to its group; nothing where it has ended, whoever has its number by now."""
+        self.nursery.kill(self.pid)
 
 
 class Nursery:
@@ -82,6 +87,11 @@ class Nursery:
                     raise NurseryDied(f"no child within {limit_s:g} s")
                 self._read(0.05)
             return Nursling(self._spawned.pop(), self)
+
+    def kill(self, pid: int) -> None:
+        """By the process that alone tells the system to forget a child and its number. Dead, it took its children along."""
+        with self._asking, contextlib.suppress(OSError):
+            self._channel.send(json.dumps({"kill": pid}).encode())
 
     def wait(self, pid: int, timeout_s: float | None) -> int:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -153,6 +163,7 @@ def serve(facts: dict[str, Any]) -> None:
         ready = select.select([*listening, *children], [], [], 1.0)[0]
         for handle in ready:
             if handle in children:
+                _kill_group(children[handle])  # what a child left; once it is taken in, its number may be a stranger's
                 _, status = os.waitpid(pid := children.pop(handle), 0)
                 os.close(handle)
                 channel.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
@@ -160,17 +171,29 @@ def serve(facts: dict[str, Any]) -> None:
             packet, handles, _, _ = socket.recv_fds(channel, PACKET_BYTES, 16)
             if not packet:
                 break
+            request = json.loads(packet)
+            if (pid := request.get("kill")) is not None:
+                if pid in children.values():
+                    _kill_group(pid)
+                continue
             pid = os.fork()
             if pid == 0:
                 for pidfd in children:
                     os.close(pidfd)
                 channel.close()
-                _become_child(program, json.loads(packet), handles)
+                _become_child(program, request, handles)
             children[os.pidfd_open(pid)] = pid
             for handle in handles:
                 os.close(handle)
             channel.send(json.dumps({"spawned": pid}).encode())
     os._exit(0)
+
+
+def _kill_group(pid: int) -> None:
+    """A child and all of its group, which it may not lead yet."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(pid, signal.SIGKILL)
 
 
 def _become_child(program: Any, request: dict[str, Any], handles: list[int]) -> None:

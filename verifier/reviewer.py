@@ -10,12 +10,12 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TypeAlias
 
 from generator.spec import AttentionSpec
-from verifier.children import Limits, kill_group
+from verifier.children import Limits
 from verifier.nursery import nursery_for
+from verifier.own_folder import own_folder
 
 #: A child is forked from a process that has imported torch already: that costs more than a review.
 _PROGRAM, _ENVIRONMENT = "verifier.review", {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
@@ -40,14 +40,14 @@ def review_apart(text: str, spec: AttentionSpec, limits: Limits | None = None, f
     first: calls made in the child before that; they make rules known that the package does not define.
     """
     limits = limits or Limits(wall_s=60.0, memory_bytes=8 << 30)
-    with tempfile.TemporaryDirectory(prefix="farm-review-") as folder, tempfile.TemporaryFile() as log:
-        (Path(folder) / ASKED).write_text(json.dumps({"text": text, "spec": json.loads(spec.to_json()), "first": list(first)}))
+    with own_folder("review") as folder, tempfile.TemporaryFile() as log:
+        (folder / ASKED).write_text(json.dumps({"text": text, "spec": json.loads(spec.to_json()), "first": list(first)}))
         facts = {"cpu_s": int(limits.wall_s) + 1, "memory_bytes": limits.memory_bytes}
-        child = nursery_for(_PROGRAM, _ENVIRONMENT).spawn(facts, (), log.fileno(), folder, _START_S)
+        child = nursery_for(_PROGRAM, _ENVIRONMENT).spawn(facts, (), log.fileno(), str(folder), _START_S)
         try:
             code = child.wait(limits.wall_s)
-        except BaseException as error:  # never after its end was told: its number may be another's by then
-            kill_group(child.pid)
+        except BaseException as error:
+            child.kill()
             child.wait()
             if not isinstance(error, subprocess.TimeoutExpired):
                 raise

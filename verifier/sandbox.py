@@ -17,7 +17,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import tempfile
@@ -32,8 +31,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 from generator.canonical import digest_bytes, to_plain
 from generator.translate.records import Launch
 from verifier.arena import Arena, Memory, Slot
-from verifier.children import kill_group
 from verifier.nursery import NurseryDied, Nursling, nursery_for
+from verifier.own_folder import OwnFolder
 from verifier.sandbox_child import PACKET_BYTES
 
 
@@ -133,7 +132,8 @@ class Sandbox:
         self.fences: dict[str, bool] = {}
         self._binary, self._launch, self._num_threads = binary, launch, num_threads
         self._channel, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._folder = tempfile.mkdtemp(prefix="farm-sandbox-")
+        self._held = OwnFolder("child")
+        self._folder = self._held.path
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process: Nursling | None = None
         self._threads = 0
@@ -197,11 +197,11 @@ class Sandbox:
         self._theirs.close()
         self._log.close()
         self.memory.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._held.close()
 
     def _kill(self) -> None:
         assert self._process is not None
-        kill_group(self._process.pid)
+        self._process.kill()
         self._process.wait()
 
     @property
@@ -283,7 +283,7 @@ class Sandbox:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:  # it closed its end and lives on
-            kill_group(self._process.pid)
+            self._process.kill()
             code = self._process.wait()
         return Died(max(0, -code), max(0, code), self._tail())
 

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from dataclasses import replace
@@ -144,6 +145,23 @@ def test_whatever_kills_the_supervisor_kills_its_children(build, how):
     supervisor.send_signal(how)
     supervisor.wait(30)
     assert gone(pid) and gone(nursery_pid)
+
+
+@pytest.mark.parametrize("seconds", [0, 600], ids=["ended", "killed"])
+def test_a_child_takes_its_group_along_before_its_number_is_free(seconds):
+    """And whoever has the number afterwards is not killed for it."""
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
+        forking = nursery.nursery_for("group_child", {"PATH": "/usr/bin:/bin"})
+        child = forking.spawn({"seconds": seconds}, (), log.fileno(), folder, 60)
+        while not os.pread(log.fileno(), 20, 0).endswith(b"\n"):
+            time.sleep(0.01)
+        left = int(os.pread(log.fileno(), 20, 0))
+        if seconds:
+            child.kill()
+        assert child.wait(20) == (-signal.SIGKILL if seconds else 0)
+        assert gone(left)
+        child.kill()
+        assert forking.alive
 
 
 def test_nothing_is_left_open_after_many_sandboxes(build):
