@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import hashlib
 import logging
 import os
 import platform
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +27,7 @@ import ray
 from farm.console import InputError
 from farm.devices import LocalDevice
 from farm.executors import stages_of, trouble_of
+from farm.head import HeadWatch
 from farm.jobs import Built, Job, Row, Shop
 from farm.quiet import StillBusy
 from farm.rows import fetched_path
@@ -91,6 +95,7 @@ class Builder:
 
     def __init__(self, shop: Shop) -> None:
         self._shop = here(shop)
+        self._watch = end_with_head(shop)
 
     def build(self, job: Job) -> Built | Row:
         """One job up to its binary, or the row of its failure."""
@@ -102,6 +107,15 @@ class Builder:
         result = _built(job, self._shop)
         path = Path(result.binary.path) if isinstance(result, Built) and result.binary.path else None
         return result, path.read_bytes() if path is not None and path.is_file() else b""
+
+
+#: By so much an actor is more patient than its driver, whose last letters it may still take.
+LONGER_S = 5.0
+
+
+def end_with_head(shop: Shop) -> HeadWatch:
+    """For an actor's process: it ends, its children with it, when the head is lost. Who would end it knows of it no more."""
+    return HeadWatch(ray.get_runtime_context().gcs_address, shop.head_s + LONGER_S, lambda why: os._exit(1))
 
 
 def here(shop: Shop) -> Shop:
@@ -136,6 +150,7 @@ class Device:
     def __init__(self, device: str, expected_class: str, shop: Shop) -> None:
         self._device, self._expected, self._shop = device, expected_class, here(shop)
         self._node = ray.get_runtime_context().get_node_id()
+        self._watch = end_with_head(shop)
 
     def hello(self, driver: dict[str, str]) -> Hello:
         own = versions()
@@ -200,11 +215,42 @@ def join_cluster(address: str) -> None:
         wanted = "expected local, or a running cluster: auto or ray://HOST:PORT"
         raise InputError("--address", f"{wanted}; {address!r}: {said}") from None
     _SESSION["dashboard"] = str(context.dashboard_url or "")
+    if address.startswith("ray://"):
+        _SESSION["client"] = address.removeprefix("ray://")
 
 
 def stop_session() -> None:
+    if not abandoned():
+        ray.shutdown()
     _SESSION.clear()
-    ray.shutdown()
+
+
+def watch_head(shop: Shop, lost: Callable[[str], None]) -> HeadWatch:
+    """For a driver. Of a ray:// address it is the client's server that is watched, on the same machine."""
+    place = _SESSION.get("client") or ray.get_runtime_context().gcs_address
+    return HeadWatch(place, shop.head_s, lost)
+
+
+def own_node() -> str:
+    """Of this process; of a client, that of its server."""
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def abandoned() -> bool:
+    return "lost" in _SESSION
+
+
+def abandon() -> None:
+    """The head is lost: nothing is asked of Ray any more, which would wait for it, and at last end this process."""
+    _SESSION["lost"] = "yes"
+    atexit.unregister(ray.shutdown)
+
+
+def kill(actor: Any) -> None:
+    """Ends an actor, whatever it is doing. Without a head it ends by itself (`end_with_head`)."""
+    if not abandoned():
+        with contextlib.suppress(Exception):  # it may be gone
+            ray.kill(actor, no_restart=True)
 
 
 def dashboard() -> str:

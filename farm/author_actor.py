@@ -17,7 +17,7 @@ from typing import Any, assert_never
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from farm.actors import ray
+from farm.actors import end_with_head, kill, ray
 from farm.author_desk import Ask, Begin, Desk, Drop, End, FromAuthor, Note, ToAuthor, Told, Withdraw
 from farm.authors import Author, AuthorOf, author_of
 from farm.device_slots import first_line
@@ -68,6 +68,7 @@ class AuthorActor:
         self, name: str, plan: Plan, shop: Shop, versions: Versions, endpoint: Endpoint | None, spent: Spent, authors: AuthorOf
     ) -> int:
         """Its width (`farm.authors.Author`). spent: by an author of this run that was lost."""
+        self._watch = end_with_head(shop)
         if plan.variants:
             load_variants(plan.variants)
         self._desk, self._held, self._waiting = Desk(name), contextlib.AsyncExitStack(), asyncio.ensure_future(_nothing())
@@ -331,11 +332,7 @@ async def author_on_ray(
         ref = actor.open.remote(name, plan, shop, versions, endpoint, spent, authors)
         return actor, await asyncio.wait_for(_answer(ref), ANSWER_S)
 
-    def killed(actor: Any) -> None:
-        with contextlib.suppress(Exception):  # it may be gone
-            ray.kill(actor, no_restart=True)
-
-    far = FarAuthor(opened, note, killed)
+    far = FarAuthor(opened, note, kill)
     await far.start()
     talking = asyncio.ensure_future(far.talk())
     try:

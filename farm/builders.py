@@ -13,7 +13,6 @@ from typing import Any
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from farm import actors
-from farm.actors import ray
 from farm.jobs import Shop
 
 
@@ -61,7 +60,7 @@ class Builders:
     def drop(self, builder: Builder) -> None:
         """Of one that died, is stuck, or is one too many."""
         self._open[builder.node_id] -= 1
-        ray.kill(builder.actor, no_restart=True)
+        actors.kill(builder.actor)
 
     def set_rooms(self, rooms: Mapping[str, int]) -> None:
         """After nodes joined or left: those that wait on a node that is gone, or are too many there now, are let go."""

@@ -1,6 +1,7 @@
 """The command line: reads flags, calls the parts, prints. Holds no logic of its own.
 
-Exit codes: 0 success, 1 the work was done and something failed, 2 bad input (one line says what), 130 stopped by a signal.
+Exit codes: 0 success, 1 the work was done and something failed, 2 bad input (one line says what), 3 a sweep was broken off by
+what is around it (Ray's head lost, no room for rows, a later start; the same command goes on), 130 stopped by a signal.
 Heavy imports happen inside the commands, so that `farm --help` is quick.
 """
 
@@ -15,7 +16,17 @@ import typer
 
 from farm.ablate_command import ablate
 from farm.catalog_commands import catalog_app
-from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption, guard, leave, print_lines
+from farm.console import (
+    EXIT_BROKEN_OFF,
+    EXIT_FAILED,
+    EXIT_STOPPED,
+    CatalogOption,
+    InputError,
+    JsonOption,
+    guard,
+    leave,
+    print_lines,
+)
 from farm.machine_commands import doctor, preflight, report, selftest, status, targets, variants
 from farm.row_commands import explain, logs, reproduce
 from farm.tl_commands import tl_app
@@ -142,7 +153,9 @@ def sweep(
         print_summary(summary)
     if summary.stopped_by_signal:
         raise typer.Exit(EXIT_STOPPED)
-    if summary.broken_off or not summary.any_verified:
+    if summary.broken_off:
+        raise typer.Exit(EXIT_BROKEN_OFF)
+    if not summary.any_verified:
         raise typer.Exit(EXIT_FAILED)
 
 

@@ -16,6 +16,7 @@ VARIABLES = {
     "FARM_CACHE": "folder for compiled binaries; default ~/.cache/kernel-farm",
     "FARM_CXX": "the C++ compiler",
     "FARM_LOCKS": "folder of the locks that keep one measurement alone on a machine; default: that of temporary files",
+    "FARM_HEAD_S": "seconds that the head of a Ray cluster may be silent before a sweep ends; default 20",
     "FARM_DEBUG": "1: tracebacks instead of one line",
 }
 
@@ -25,6 +26,7 @@ class Config:
     cache: Path
     catalog: str
     debug: bool
+    head_s: float = 20.0
 
 
 def usable_cache(config: Config) -> Path:
@@ -46,7 +48,19 @@ def load_config(environ: Mapping[str, str] = os.environ) -> Config:
         cache=Path(environ.get("FARM_CACHE") or base / "kernel-farm"),
         catalog=environ.get("FARM_CATALOG") or str(default_location()),
         debug=bool(environ.get("FARM_DEBUG")),
+        head_s=_seconds(environ, "FARM_HEAD_S", 20.0),
     )
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    given = environ.get(name)
+    try:
+        seconds = float(given) if given else default
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise InputError(name, f"expected seconds, such as {default:g}, found {given!r}")
+    return seconds
 
 
 def catalog_location(given: str | None) -> str:

@@ -23,7 +23,7 @@ CatalogOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts.")]
 
-EXIT_OK, EXIT_FAILED, EXIT_INPUT, EXIT_STOPPED = 0, 1, 2, 130
+EXIT_OK, EXIT_FAILED, EXIT_INPUT, EXIT_BROKEN_OFF, EXIT_STOPPED = 0, 1, 2, 3, 130
 
 
 class InputError(ValueError):

@@ -60,6 +60,7 @@ class Shop:
 
     catalog: its location, artifacts included. cache: the folder of binaries; "": on each node the one that its settings name.
     variants: the user's own rules. sanitize: whether cubins that pass are run under NVIDIA's compute-sanitizer as well.
+    head_s: how long Ray's head may be silent before the sweep ends.
     slot_wait_s: how long `prove` waits for others to leave a device alone before it says so and is asked again.
     stages: the module whose `build`, `prove` and `row_without_verdict` do the work; tests and benchmarks put stand-ins here.
     """
@@ -72,6 +73,7 @@ class Shop:
     prove_wall_s: float = 300.0
     sanitize: bool = False
     slot_wait_s: float = 20.0
+    head_s: float = 20.0
     stages: str = "farm.stages"
 
 

@@ -16,7 +16,8 @@ def machine_lines(state: dict[str, Any]) -> list[str]:
     if state.get("executor") != "ray":
         waiting = f", waiting: {state['waits_for']}" if state.get("waits_for") else ""
         return [f"in this process: {state.get('running') or 'nothing in hand'}{waiting}"]
-    lines = _nodes(state.get("nodes") or [])
+    lines = [state["broken"]] if state.get("broken") else []
+    lines += _nodes(state.get("nodes") or [])
     lines.append(f"{state['waiting']} waiting, {state['building']} being built, {state['built']} ready for a device")
     lines += [
         f"queue of {queue['class']}, {queue['target']}: {queue['to_build']} to build, {queue['to_judge']} to judge"

@@ -75,7 +75,9 @@ class RayExecutor:
         self._alone_since: dict[Kind, float] = {}
         self._nodes: list[dict[str, Any]] = []
         self._slots = [self._open(wish) for wish in wishes]
-        self._closed, self._looked = False, 0.0
+        self._closed, self._looked, self._broken = False, 0.0, ""
+        self._home, self._builders_seen = actors.own_node(), time.monotonic()
+        self._watch = actors.watch_head(shop, self._head_lost)
         self._started = time.monotonic()
         self._look_at_nodes()
         self._thread = threading.Thread(target=self._run, name="farm-ray", daemon=True)
@@ -122,6 +124,7 @@ class RayExecutor:
             waiting = self._queues.waiting()
         return {
             "executor": "ray",
+            "broken": self._broken,
             "waiting": sum(jobs for jobs, _ in waiting.values()),
             "building": len(self._building),
             "built": sum(ready for _, ready in waiting.values()),
@@ -136,12 +139,15 @@ class RayExecutor:
         }
 
     def close(self) -> None:
+        self._watch.close()
+        if actors.abandoned():
+            return
         with self._lock:
             self._closed = True
             self._lock.notify()
         self._thread.join(10)
         for slot in self._slots:
-            ray.kill(slot.actor, no_restart=True)
+            actors.kill(slot.actor)
         for building in self._building.values():
             self._builders.drop(building.builder)
         self._builders.close()
@@ -152,18 +158,32 @@ class RayExecutor:
     # ------------------------------------------------------------------------------------------------ the one thread
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                if self._closed:
-                    return
-                if not self._queues.num_jobs and not self._in_hand():
-                    self._lock.wait(1.0)
-            self._look_at_nodes()
-            for slot in self._slots:
-                self._head_runs(slot)
-            self._give_out()
-            self._collect()
-            self._check_deadlines()
+        """What Ray raises here, no call of an actor being at fault, is the end of its session: the server of a client is gone."""
+        try:
+            while self._one_round():
+                pass
+        except Exception as error:
+            self._head_lost(f"Ray does not answer any more: {first_line(error)}")
+            raise
+
+    def _head_lost(self, why: str) -> None:
+        """The sweep looks at `state`, and ends."""
+        actors.abandon()
+        self._broken = self._broken or why
+
+    def _one_round(self) -> bool:
+        with self._lock:
+            if self._closed:
+                return False
+            if not self._queues.num_jobs and not self._in_hand():
+                self._lock.wait(1.0)
+        self._look_at_nodes()
+        for slot in self._slots:
+            self._head_runs(slot)
+        self._give_out()
+        self._collect()
+        self._check_deadlines()
+        return True
 
     def _in_hand(self) -> bool:
         return bool(self._building) or self._queues.num_ready > 0 or any(s.tasks or s.hello for s in self._slots)
@@ -175,6 +195,8 @@ class RayExecutor:
         self._looked = time.monotonic()
         nodes: list[Mapping[str, Any]] = ray.nodes()
         alive = {n["NodeID"] for n in nodes if n["Alive"]}
+        if self._home not in alive:
+            self._head_lost("the node that this sweep's driver belongs to was lost")
         self._nodes = [_node_facts(n) for n in nodes]
         for slot in self._slots:
             if slot.wish.node_id not in alive and not slot.out_of_service:
@@ -183,6 +205,10 @@ class RayExecutor:
         have = Counter((s.wish.node_id, s.wish.expected_class) for s in self._slots)
         wishes = node_wishes(self._targets, nodes)
         self._builders.set_rooms(builder_rooms(nodes, wishes))
+        if self._builders.room:
+            self._builders_seen = time.monotonic()
+        elif time.monotonic() - self._builders_seen > self._patience_s:
+            self._broken = self._broken or f"no node has had a CPU for builders for {self._patience_s:.0f} s"
         for wish in wishes:
             key = (wish.node_id, wish.expected_class)
             if have[key] > 0:
@@ -377,13 +403,13 @@ class RayExecutor:
             lost = jobs[0].built.job
             self._end(self._lost(lost, slot.wish.device, error), lost)
             self._queues.put_back(jobs[1:])
-        ray.kill(slot.actor, no_restart=True)
+        actors.kill(slot.actor)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for building in list(self._building.values()):
             if now > building.deadline:
-                ray.kill(building.builder.actor, no_restart=True)
+                actors.kill(building.builder.actor)
                 building.deadline = now + GRACE_S  # its end arrives as an error
         for slot in self._slots:
             if (slot.tasks or slot.hello) and now > slot.deadline:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from catalog.errors import FencedRun, StorageError
 from farm.executors import NO_SPACE, Executor
@@ -23,6 +23,8 @@ from verifier.records import REASONS
 
 #: Transient reasons that are worth another try in the same sweep, and how many; the rest wait for the next start.
 RETRIES = {"lost_node": 2, "compile_oom": 1, "throttled": 2}
+
+T = TypeVar("T")
 
 LOOK_S = 2.0  # between looks for devices that joined
 
@@ -148,6 +150,19 @@ class Sweep:
         """Admit nothing more and let go of what is in hand; its attempts end as rows `not_run`."""
         self.stop_reason = self.stop_reason or reason
         self._stopping.set()
+
+    async def unless_stopped(self, beginning: Coroutine[Any, Any, T]) -> T | None:
+        """What comes before the first attempt: its result, or None where the sweep was stopped before there was one."""
+        work, stopping = asyncio.ensure_future(beginning), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait({work, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                return work.result()
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            return None
+        finally:
+            stopping.cancel()
 
     async def attempt(self, job: Job) -> Row:
         """The row of a job: of an earlier start, or of now, after as many tries as its reason allows."""

@@ -105,7 +105,9 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | 
     sweep_id = f"{plan.name}-{digest(dataclasses.asdict(plan))[:8]}"
     superseded = opened.start_run(run_id, sweep_id, "cluster" if options.on_cluster else socket.gethostname())
     cache = "" if options.on_cluster else str(config.cache)  # each node's own
-    shop = Shop(opened.uri, cache, sweep_id, plan.variants, stages=options.stages, sanitize=options.sanitize)
+    shop = Shop(
+        opened.uri, cache, sweep_id, plan.variants, stages=options.stages, sanitize=options.sanitize, head_s=config.head_s
+    )
     started = time.monotonic()
     tally, status = Tally(expected=_expected(plan)), StatusFile(config.cache, run_id, opened.uri, plan.name)
     with contextlib.ExitStack() as held:
@@ -195,6 +197,9 @@ class _Watch:
             for who in waits - said:
                 display.note(f"waiting: {who}; one measurement at a time, so that none disturbs another")
             said = waits
+            if (broken := state.get("broken")) and not sweep.stop_reason:
+                display.note(f"{broken}; what has ended is in the catalog, and the same command goes on from there")
+                sweep.stop(broken)
             display.pulse()
             if time.monotonic() - looked > FENCE_LOOK_S:
                 looked = time.monotonic()
@@ -226,10 +231,13 @@ async def _run(
     watching = asyncio.ensure_future(watch.run(sweep, display))
     sweep.executor.places(plan.targets)  # a cluster's devices start while the author does
     try:
-        async with authors(versions, endpoint, display.note) as author:
+        async with contextlib.AsyncExitStack() as held:
+            author = await sweep.unless_stopped(held.enter_async_context(authors(versions, endpoint, display.note)))
+            if author is None:
+                return sweep.counts
             display.tally.author, sweep.width = author.line, author.width
             streams = _Streams(plan, author, sweep.executor)
-            return await sweep.run_streams(await streams.first(), streams.joining)
+            return await sweep.run_streams(await sweep.unless_stopped(streams.first()) or (), streams.joining)
     finally:
         watching.cancel()
         watch.status.remove()

@@ -179,7 +179,7 @@ def test_a_second_start_of_a_living_sweep_takes_over(tmp_path: Path) -> None:
     sweep.wait_for_rows(2)
     summary = sweep.finish()
     out, err = first.communicate(timeout=60)
-    assert first.returncode == 1 and "superseded by a later start" in json.loads(out)["stop_reason"], err
+    assert first.returncode == 3 and "superseded by a later start" in json.loads(out)["stop_reason"], err
     assert summary["known"] >= 2 and summary["planned"] == sum(summary["by_reason"].values())
     opened = store.open(tmp_path / "c")
     assert opened.count({"reason_code": "ok"}) == opened.count() == sweep.total

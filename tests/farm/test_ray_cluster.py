@@ -156,6 +156,18 @@ def test_a_target_without_a_device_is_rows_that_say_so(cluster: Cluster, tmp_pat
     assert all("no node of the cluster has the resource class_h100" in row["message"] for row in rows)
 
 
+def test_a_cluster_without_a_processor_for_builders_is_not_waited_for_without_end(
+    cluster: Cluster, executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled(executor)
+    assert not executor.state()["broken"]
+    monkeypatch.setattr("farm.ray_executor.builder_rooms", lambda nodes, wishes: {})
+    until = time.monotonic() + 30
+    while not executor.state()["broken"] and time.monotonic() < until:
+        time.sleep(0.1)
+    assert executor.state()["broken"] == "no node has had a CPU for builders for 2 s"
+
+
 def test_a_node_that_joins_takes_its_share(cluster: Cluster, executor: RayExecutor) -> None:
     places = tuple(p for p in settled(executor) if p.device_class == "a100")
     rows = Rows()

@@ -193,6 +193,28 @@ def test_stopping_leaves_a_row_for_what_was_in_hand(tmp_path: Path) -> None:
     assert "interrupted" in rows[1]["message"]
 
 
+def test_what_comes_before_the_first_attempt_is_not_waited_for_when_the_sweep_is_stopped(tmp_path: Path) -> None:
+    """A cluster's devices may take minutes to say what they are, and so may an author to start."""
+    made, ended = sweep(tmp_path, Rows()), []
+
+    async def quick() -> int:
+        return 7
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(600)
+        finally:
+            ended.append("long")
+
+    async def main() -> None:
+        assert await made.unless_stopped(quick()) == 7
+        asyncio.get_running_loop().call_later(0.05, made.stop, "stopped by SIGINT")
+        assert await made.unless_stopped(long()) is None and ended == ["long"]
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+    made.executor.close()
+
+
 def test_a_long_plan_is_never_a_list(tmp_path: Path) -> None:
     """Searches are drawn from the generator only as fast as the executor ends them."""
 
