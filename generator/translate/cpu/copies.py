@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from generator.tl.ir import Allocate, Copy, Op
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Refused
-from generator.translate.cpu.unit import ELEMENT_TYPES, Form, Pack, Unit, chunks, padded
+from generator.translate.cpu.unit import ELEMENT_TYPES, Form, Pack, Unit
+from generator.translate.cpu.widths import CHUNK, cache_lines, chunks, padded
 from generator.translate.passes.affine import sum_of
 
 
@@ -132,7 +133,7 @@ def offsets(unit: Unit) -> list[tuple[Pack, str]]:
     out, before = [], ""
     for p in unit.packs:
         out.append((p, before))
-        before += f" + ({p.size} + 63) / 64 * 64"
+        before += f" + {cache_lines(p.size)}"
     return out
 
 
@@ -169,7 +170,7 @@ def declare_load(unit: Unit, name: str) -> list[str]:
         out += [f"View16 h_{name};", f"alignas(64) bf16 hk_{name}[{rows} * {chunks(cols)}];"]
     if name in place.turned16:
         out += [f"const bf16* ht_{name};", f"alignas(64) bf16 hs_{name}[{chunks(rows)} * {chunks(cols)}];"]
-        out.append(f"alignas(64) bf16 hx_{name}[2 * {chunks(cols)} * 32];")
+        out.append(f"alignas(64) bf16 hx_{name}[2 * {chunks(cols)} * {CHUNK}];")
     if name in place.pairs:
         out.append(f"alignas(64) bf16 hp_{name}[{rows} * {chunks(cols)}];")
     return out

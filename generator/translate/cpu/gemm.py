@@ -9,7 +9,8 @@ from generator.translate.cpu.layouts import Layout, broadcast_operand, is_dot, v
 from generator.translate.cpu.limits import seen_by_row
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Product
-from generator.translate.cpu.unit import Unit, chunks, indent, padded
+from generator.translate.cpu.unit import Unit, indent
+from generator.translate.cpu.widths import CHUNK, VECTOR, chunks, padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +110,13 @@ def _bf16(unit: Unit, op: Product, loop: int | None, behind: BlockPass | None) -
     t0, t1 = contraction(unit, g, loop)
     if g.b_transposed:
         n0, n1 = unit.columns(g.into, loop)
-        first, ld, step = f"h_{g.b}.p", f"h_{g.b}.ld", "32"
+        first, ld, step = f"h_{g.b}.p", f"h_{g.b}.ld", str(CHUNK)
     else:
         n0, n1 = "0", str(chunks(cols))
-        first, ld, step = f"ht_{g.b}", "32", str(chunks(cols) * 32)
+        first, ld, step = f"ht_{g.b}", str(CHUNK), str(chunks(cols) * CHUNK)
     pairs = f"hp_{g.a}" if unit.tile(g.a).loaded else tile_name(g.a)
     inside = f"Span{{{t0}, {chunks(inner) if t1 == str(inner) else t1}}}"
-    call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * 16}, {unit.buffer(g.into)}"
+    call = f"Span{{{n0}, {n1}}}, {first}, {ld}, {step}, {inside}, {pairs}, {chunks(inner) * VECTOR}, {unit.buffer(g.into)}"
     start = f", zero_{g.into}" if g.accumulate and g.into in unit.zeros else ""
     edges = ", ".join(f"EDGE ? &seen{loop} : nullptr" if has_edges(unit, n, loop) else "nullptr" for n in (g.into, g.a))
     product_of = f"product_bf16<{rows}, {'true' if g.accumulate else 'false'}>"
@@ -129,9 +130,9 @@ def _bf16(unit: Unit, op: Product, loop: int | None, behind: BlockPass | None) -
 
 
 def _with_pass(unit: Unit, call: str, rows: int, loop: int | None, behind: BlockPass) -> list[str]:
-    """call: of the product, without what follows its edges. Blocks are 32 lanes wide."""
+    """call: of the product, without what follows its edges. Its blocks are a chunk of lanes wide."""
     start = [f"no_maxima<{rows}>({tile_name(r)});" for r in behind.maxima]
-    each = f"{behind.function}<32 / VL{', EDGE' if behind.has_edge else ''}>(lane, n0, n1);"
+    each = f"{behind.function}<{CHUNK} / VL{', EDGE' if behind.has_edge else ''}>(lane, n0, n1);"
     blocks = f"{call}, false, [&](int64_t lane, int64_t n0, int64_t n1) {{ {each} }});"
     if loop is None or not unit.limits[loop].masked:
         return [*start, blocks]

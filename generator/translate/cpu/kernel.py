@@ -31,7 +31,7 @@ SMALL_ROWS = 4
 
 
 def translate_cpu(program: Program, target: Target) -> Translated | Untranslatable:
-    """`program` is core code (expanded, filled)."""
+    """`program` is core code (expanded, filled). What it cannot have code for is told with the reason and the line."""
     try:
         return _translate(program, target)
     except Refused as refused:
@@ -50,24 +50,42 @@ def _translate(program: Program, target: Target) -> Translated:
 def plan(analysis: Analysis, isa: str) -> Unit:
     """Everything that is decided before text is written."""
     program = analysis.program
+    ops, types, bf16 = _folded(program, analysis, isa)
+    placement = place(ops, SMALL_ROWS, bf16)
+    loops = [op for op in every(ops.body) if isinstance(op, Loop)]
+    use_skip = program.hints.get("skip") != "off"
+    limits = {op.index: find_limits(op, analysis.loops[op.index], types, use_skip) for op in loops}
+    block_rows = max((t.rows for t in ops.tiles.values() if not t.loaded and t.shape), default=1)
+    unit = Unit(
+        program,
+        analysis,
+        ops,
+        types,
+        Names(types, _scalar_names(program)),
+        placement,
+        limits,
+        spans=frozenset((i, n) for i, tests in limits.items() for n in _hidden_columns(analysis, i, tests)),
+        live_rows=analysis.live_rows if _rows_stay_apart(ops, block_rows) else None,
+        block_rows=block_rows,
+        chunked=frozenset(op.index for op in loops if any(id(x) in bf16 for x in every(op.body))),
+    )
+    return replace(unit, packs=find_packs(unit), zeros=lazy_zeros(ops, placement.buffer, lambda op: _starts(op, ops, placement)))
+
+
+def _folded(program: Program, analysis: Analysis, isa: str) -> tuple[Ops, Types, set[int]]:
+    """The ops with their scalings folded away, and which products (by id) multiply bf16 values."""
     ops = lower(program, analysis.scope)
     bf16 = {id(op) for op in bf16_products(ops)} if isa in BF16_SETS else set()
     ops = with_liveness(fold_scales(ops.body, ops.tiles, bf16), ops.tiles)
     types = Types.of(program, ops.tiles)
-    ops = with_liveness(fold_into_stores(ops, lambda e: types.rank(e) is Rank.ROW and not types.is_integer(e)), ops.tiles)
-    scalars = {n: f"a_{n}" for n in program.arguments} | {a.name: f"g_{a.name}" for a in program.axes}
-    scalars |= {s.var: f"v_{s.var}" for s in walk_statements(program.code) if isinstance(s, For)}
-    use_skip = program.hints.get("skip") != "off"
-    limits = {
-        op.index: find_limits(op, analysis.loops[op.index], types, use_skip) for op in every(ops.body) if isinstance(op, Loop)
-    }
-    spans = frozenset((i, n) for i, tests in limits.items() for n in _hidden_columns(analysis, i, tests))
-    rows = max((t.rows for t in ops.tiles.values() if not t.loaded and t.shape), default=1)
-    live = analysis.live_rows if _rows_stay_apart(ops, rows) else None
-    placement = place(ops, SMALL_ROWS, bf16)
-    chunked = frozenset(op.index for op in every(ops.body) if isinstance(op, Loop) and any(id(x) in bf16 for x in every(op.body)))
-    unit = Unit(program, analysis, ops, types, Names(types, scalars), placement, limits, spans, live, rows, chunked)
-    return replace(unit, packs=find_packs(unit), zeros=lazy_zeros(ops, placement.buffer, lambda op: _starts(op, ops, placement)))
+    body = fold_into_stores(ops, lambda e: types.rank(e) is Rank.ROW and not types.is_integer(e))
+    return with_liveness(body, ops.tiles), types, bf16
+
+
+def _scalar_names(program: Program) -> dict[str, str]:
+    """TL name -> C++ name of arguments, grid axes and loop variables."""
+    names = {n: f"a_{n}" for n in program.arguments} | {a.name: f"g_{a.name}" for a in program.axes}
+    return names | {s.var: f"v_{s.var}" for s in walk_statements(program.code) if isinstance(s, For)}
 
 
 def _starts(op: Product, ops: Ops, placement: Placement) -> bool:
@@ -93,5 +111,6 @@ def _rows_stay_apart(ops: Ops, rows: int) -> bool:
 
 
 def launch(program: Program, entry: str, target: Target) -> Launch:
+    """How the entry point is called; `view` says whose rows Q's are where they are not its own (`generator.binding`)."""
     facts = {"isa": target.isa} | ({"view": program.hints["view"]} if "view" in program.hints else {})
     return Launch(entry, tensor_parameters(program), scalar_parameters(program), facts)

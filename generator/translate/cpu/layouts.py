@@ -12,6 +12,7 @@ from enum import Enum
 
 from generator.tl.ir import Gemm, names
 from generator.translate.cpu.ops import Branch, Load, Loop, Ops, Product, Step, Tile, Work, every, reads, writes
+from generator.translate.cpu.widths import CHUNK, VECTOR
 
 
 class Layout(Enum):
@@ -115,7 +116,7 @@ def _choose(group: list[str], ops: Ops, small_rows: int, out: Placement) -> tupl
 
 
 def bf16_products(ops: Ops) -> list[Product]:
-    """Products of two bf16 tiles that can be made of chunks: 32 rows, 32 columns, 32 of the contraction."""
+    """Products of two bf16 tiles that can be made of chunks, of rows, of columns and of the contraction."""
     found = [op for op in every(ops.body) if isinstance(op, Product) and _in_chunks(op.gemm, ops)]
     while True:
         kept = [op for op in found if ops.tiles[op.gemm.a].loaded or _only_multiplied(op.gemm.a, ops, found)]
@@ -126,9 +127,9 @@ def bf16_products(ops: Ops) -> list[Product]:
 
 def _in_chunks(g: Gemm, ops: Ops) -> bool:
     a, b, into = ops.tiles[g.a], ops.tiles[g.b], ops.tiles[g.into]
-    if (a.dtype, b.dtype, into.dtype) != ("bf16", "bf16", "f32") or g.a_transposed or not b.loaded or into.rows % 32:
+    if (a.dtype, b.dtype, into.dtype) != ("bf16", "bf16", "f32") or g.a_transposed or not b.loaded or into.rows % CHUNK:
         return False
-    return b.rows % 32 == 0 and (a.loaded or a.shape[1] % 32 == 0)
+    return b.rows % CHUNK == 0 and (a.loaded or a.shape[1] % CHUNK == 0)
 
 
 def _only_multiplied(name: str, ops: Ops, products: list[Product]) -> bool:
@@ -150,7 +151,7 @@ def is_dot(g: Gemm, ops: Ops, out: Placement) -> bool:
     if out.layout[g.into] is Layout.LANES or g.a_transposed or not g.b_transposed:
         return False
     a, b = ops.tiles[g.a], ops.tiles[g.b]
-    return a.rows <= MAX_DOT_ROWS and b.loaded and (a.loaded or a.shape[1] % 16 == 0)
+    return a.rows <= MAX_DOT_ROWS and b.loaded and (a.loaded or a.shape[1] % VECTOR == 0)
 
 
 #: More rows than this are worth a transposed copy of the other operand.

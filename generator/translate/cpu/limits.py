@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 from generator.tl.ir import COLS, Expr, Op, Var, names
 from generator.tl.types import Rank
+from generator.translate.cpu.names import folded
 from generator.translate.cpu.ops import Loop, Step, every
 from generator.translate.cpu.types import Types
 from generator.translate.passes.affine import Affine, affine, extremum, to_expr
@@ -42,6 +43,17 @@ class Either:
 
 
 Tree: TypeAlias = Limit | Both | Either
+
+
+def conjuncts_of(tree: Tree | None) -> tuple[Tree, ...]:
+    """The trees that must all hold; none for no tree."""
+    match tree:
+        case None:
+            return ()
+        case Both(parts):
+            return parts
+        case _:
+            return (tree,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +101,7 @@ class LimitTests:
 
     def joined(self, trees: list[Tree]) -> Tree:
         """All of the trees; limits of one side and one kappa become one, whose bound is their least (largest). Names them."""
-        flat = [p for t in trees for p in (t.parts if isinstance(t, Both) else (t,))]
+        flat = [p for t in trees for p in conjuncts_of(t)]
         out: list[Tree] = []
         groups: dict[tuple[bool, int], list[Expr]] = {}
         for t in flat:
@@ -168,36 +180,34 @@ def _limit(form: Affine, variable: str, types: Types) -> Limit | None:
 def seen_text(tree: Tree, tests: LimitTests) -> str:
     """The columns of a tile that some row may see, as a Span."""
     match tree:
-        case Limit(name, True, kappa):
-            return f"Span{{0, {name}.most - {tests.offset(kappa)}}}"
-        case Limit(name, False, kappa):
-            return f"Span{{{name}.least - {tests.offset(kappa)}, {tests.columns}}}"
+        case Limit(name, upper, kappa):
+            at = tests.offset(kappa)
+            return f"Span{{0, {name}.most - {at}}}" if upper else f"Span{{{name}.least - {at}, {tests.columns}}}"
         case Both(parts):
-            return _fold("both", [seen_text(p, tests) for p in parts])
+            return folded("both({}, {})", [seen_text(p, tests) for p in parts])
         case Either(parts):
-            return _fold("either", [seen_text(p, tests) for p in parts])
+            return folded("either({}, {})", [seen_text(p, tests) for p in parts])
         case _:
-            raise AssertionError(tree)
+            assert_never(tree)
 
 
 def whole_text(tree: Tree, tests: LimitTests, first: str, last: str) -> str:
     """Whether every row sees all of the columns [first, last)."""
     match tree:
-        case Limit(name, True, kappa):
-            return f"{last} + {tests.offset(kappa)} <= {name}.least"
-        case Limit(name, False, kappa):
-            return f"{first} + {tests.offset(kappa)} >= {name}.most"
+        case Limit(name, upper, kappa):
+            at = tests.offset(kappa)
+            return f"{last} + {at} <= {name}.least" if upper else f"{first} + {at} >= {name}.most"
         case Both(parts):
             return "(" + " && ".join(whole_text(p, tests, first, last) for p in parts) + ")"
         case Either(parts):
             return "(" + " || ".join(whole_text(p, tests, first, last) for p in parts) + ")"
         case _:
-            raise AssertionError(tree)
+            assert_never(tree)
 
 
 def seen_by_row(tests: LimitTests) -> str | None:
     """What each row sees of a tile, as a Seen: only where it is one interval, with at most one limit on each side."""
-    flat = (tests.seen.parts if isinstance(tests.seen, Both) else (tests.seen,)) if tests.seen is not None else ()
+    flat = conjuncts_of(tests.seen)
     sides = {x.upper: x for x in flat if isinstance(x, Limit)}
     if not sides or len(sides) < len(flat):
         return None
@@ -206,17 +216,9 @@ def seen_by_row(tests: LimitTests) -> str | None:
     return f"{{{', '.join(at + by)}}}"
 
 
-def _fold(fn: str, parts: list[str]) -> str:
-    out = parts[0]
-    for p in parts[1:]:
-        out = f"{fn}({out}, {p})"
-    return out
-
-
 def grows_with(axis: str, tests: LimitTests) -> bool:
     """Whether a larger value of a grid axis lets rows see more: such blocks take longer."""
-    flat = (tests.seen.parts if isinstance(tests.seen, Both) else (tests.seen,)) if tests.seen is not None else ()
-    return any(isinstance(x, Limit) and x.upper and rises(x.bound, axis) for x in flat)
+    return any(isinstance(x, Limit) and x.upper and rises(x.bound, axis) for x in conjuncts_of(tests.seen))
 
 
 def rises(e: Expr, name: str) -> bool:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from generator.tl.ir import ROWS, For, Gemm
+from generator.tl.ir import ROWS, For, Gemm, Stmt
 from generator.tl.printer import print_expression, print_statement
 from generator.translate.cpu.copies import load, store
 from generator.translate.cpu.elementwise import NestWriter, comment
 from generator.translate.cpu.folding import is_zero, touched
 from generator.translate.cpu.gemm import BlockPass, product, takes_pass
-from generator.translate.cpu.limits import Both, Limit, LimitTests, Tree, seen_by_row, seen_text, whole_text
+from generator.translate.cpu.lanes import LaneNest
+from generator.translate.cpu.limits import Limit, LimitTests, Tree, conjuncts_of, seen_by_row, seen_text, whole_text
 from generator.translate.cpu.nests import Nest, Sections, split_first
 from generator.translate.cpu.ops import Branch, Load, Loop, Product, Step, Store, Work, every, reads
-from generator.translate.cpu.unit import Unit, indent, padded
+from generator.translate.cpu.rows import RowNest, ScalarNest
+from generator.translate.cpu.unit import Unit, indent
+from generator.translate.cpu.widths import CHUNK, padded
 
 
 class BodyWriter:
@@ -23,6 +26,7 @@ class BodyWriter:
         self.whole_vectors: set[int] = set()  # loops whose columns are walked in whole vectors, beyond those that are seen
 
     def body(self, body: tuple[Work, ...], loop: Loop | None) -> list[str]:
+        """The lines of a body. loop: the innermost loop that it stands in, whose columns may be bounded."""
         out: list[str] = []
         before: Work | None = None
         section: list[Step] = []
@@ -78,7 +82,14 @@ class BodyWriter:
     def _nest(self, nest: Nest, after: set[str], loop: Loop | None, blockwise: bool = False) -> tuple[NestWriter, list[str]]:
         """A nest's function, and the lines that call it."""
         limits = self.unit.limits[loop.index] if loop is not None else LimitTests()
-        writer = NestWriter(self.unit, nest, after, limits, blockwise)
+        writer: NestWriter
+        match nest.kind:
+            case "lanes":
+                writer = LaneNest(self.unit, nest, after, limits, blockwise)
+            case "rows":
+                writer = RowNest(self.unit, nest, after, limits)
+            case "scalars":
+                writer = ScalarNest(self.unit, nest, after, limits)
         calls = writer.finish(self.num_nests)
         touches = {n for n in self.unit.zeros - writer.guarded if touched(nest.steps, n)}
         where = ", block by block as the product makes it" if blockwise else ""
@@ -150,7 +161,7 @@ class BodyWriter:
     def _shorten(tree: Tree, columns: int) -> list[str]:
         """Tiles that no row sees: the loop leaves them out, since the masked body does nothing (proved)."""
         out = []
-        for x in tree.parts if isinstance(tree, Both) else (tree,):
+        for x in conjuncts_of(tree):
             if isinstance(x, Limit) and x.kappa > 0:
                 if x.upper:
                     out.append(f"end = imin(end, floordiv({x.name}.most - 1, {x.kappa}) + 1);")
@@ -159,6 +170,7 @@ class BodyWriter:
         return out
 
     def _iteration(self, tests: LimitTests, has_edge: bool) -> list[str]:
+        """One tile: left out where no row sees it, its body without tests where every row sees all of it."""
         if not tests.masked:
             return [f"body{tests.index}{'<true>' if has_edge else ''}();"]
         i, columns = tests.index, tests.columns
@@ -166,36 +178,42 @@ class BodyWriter:
         for kappa in tests.kappas:
             self.unit.members.append(f"int64_t {tests.offset(kappa)};")
             out.append(f"{tests.offset(kappa)} = {kappa} * {self.unit.names.scalars[self._variable(i)]};")
-        first, last = "0", str(columns)
         if tests.seen is not None:
             out += [f"const Span seen = both(Span{{0, {columns}}}, {seen_text(tests.seen, tests)});"]
             out += ["if (seen.first >= seen.last) continue;  // no row sees anything here"]
-        if any(i == loop for loop, _ in self.unit.spans):
-            self.unit.members.append(f"int64_t first{i}, last{i};  // columns of the tile that some row sees")
-            ends = ("seen.first", "seen.last")
-            if i in self.unit.chunked:
-                self.unit.members.append(f"Span exact{i};  // before it was rounded to chunks")
-                out.append(f"exact{i} = seen;")
-                ends = ("seen.first / 32 * 32", f"imin({columns}, (seen.last + 31) / 32 * 32)")
-            out.append(f"first{i} = {ends[0]}, last{i} = {ends[1]};")
-            first, last = f"first{i}", f"last{i}"
-            if (by_row := seen_by_row(tests)) is not None:
-                self.unit.members.append(f"Seen seen{i};")
-                out.append(f"seen{i} = {by_row};")
+        bounded = any(i == loop for loop, _ in self.unit.spans)
+        if bounded:
+            out += self._bound_columns(tests)
         if not has_edge:
             return [*out, f"body{i}();"]
         assert tests.whole is not None
+        first, last = (f"first{i}", f"last{i}") if bounded else ("0", str(columns))
         if i in self.whole_vectors:
-            first, last = (first if first == "0" else f"{first} / VL * VL"), f"imin({columns}, up({last}))"
+            first, last = (f"{first} / VL * VL" if bounded else first), f"imin({columns}, up({last}))"
         whole = whole_text(tests.whole, tests, first, last)
         return [*out, f"if ({whole}) body{i}<false>();  // every row sees every column: no mask", f"else body{i}<true>();"]
+
+    def _bound_columns(self, tests: LimitTests) -> list[str]:
+        """The columns that some row sees, in whole chunks for bf16 products; and those of each row, if one interval."""
+        i = tests.index
+        self.unit.members.append(f"int64_t first{i}, last{i};  // columns of the tile that some row sees")
+        out = [f"first{i} = seen.first, last{i} = seen.last;"]
+        if i in self.unit.chunked:
+            self.unit.members.append(f"Span exact{i};  // before it was rounded to chunks")
+            first, last = f"seen.first / {CHUNK} * {CHUNK}", f"(seen.last + {CHUNK - 1}) / {CHUNK} * {CHUNK}"
+            out = [f"exact{i} = seen;", f"first{i} = {first}, last{i} = imin({tests.columns}, {last});"]
+        if (by_row := seen_by_row(tests)) is not None:
+            self.unit.members.append(f"Seen seen{i};")
+            out.append(f"seen{i} = {by_row};")
+        return out
 
     def _variable(self, index: int) -> str:
         return self.unit.analysis.loops[index].loop.var
 
 
-def _comment(s: object) -> str:
-    return f"// {next(iter(print_statement(s))).strip()}"  # type: ignore[arg-type]
+def _comment(s: Stmt) -> str:
+    """The statement's first line as TL writes it."""
+    return f"// {next(iter(print_statement(s))).strip()}"
 
 
 def describe(nest: Nest) -> str:

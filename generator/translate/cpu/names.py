@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from generator.tl.ir import Expr, Index, Num, Op, Var
@@ -30,7 +31,15 @@ def tile_name(name: str) -> str:
     return "t_" + plain(name).replace("@", "_at_")
 
 
+def folded(form: str, texts: Sequence[str]) -> str:
+    """A form of two places over two or more texts, from the left: `and` and `or` may have any number of arguments."""
+    if form.count("{}") == 1:
+        return form.format(*texts)
+    return functools.reduce(form.format, texts)
+
+
 def number(value: int | float, as_float: bool) -> str:
+    """A literal of int64_t or of float."""
     if not as_float:
         return str(value)
     if math.isnan(value):
@@ -67,7 +76,7 @@ class Names:
             case Op("where", (test, a, b)):
                 return f"({self.text(test, given)} ? {self.text(a, given, not whole)} : {self.text(b, given, not whole)})"
             case Op(fn, args) if fn in LOGIC:
-                return self._fold(LOGIC[fn], [self.text(a, given) for a in args])
+                return folded(LOGIC[fn], [self.text(a, given) for a in args])
             case Op(fn, (a, b)) if fn in COMPARISONS:
                 mixed = not (self.types.is_integer(a) and self.types.is_integer(b))
                 return f"({self.text(a, given, mixed)} {fn} {self.text(b, given, mixed)})"
@@ -77,17 +86,7 @@ class Names:
                 forms = INTEGER_FORMS if whole else FLOAT_FUNCTIONS
                 if fn not in forms:
                     raise Refused(f"{fn}: no scalar code for it here", e.span.line)
-                return self._fold(forms[fn], [self.text(a, given, not whole) for a in args])
-
-    @staticmethod
-    def _fold(form: str, args: list[str]) -> str:
-        """`and` and `or` may have more than two arguments."""
-        if form.count("{}") == 1:
-            return form.format(args[0])
-        out = args[0]
-        for a in args[1:]:
-            out = form.format(out, a)
-        return out
+                return folded(forms[fn], [self.text(a, given, not whole) for a in args])
 
     def _variable(self, name: str) -> str:
         if name in self.scalars:

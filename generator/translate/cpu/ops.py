@@ -17,7 +17,6 @@ from generator.tl.ir import (
     Gemm,
     If,
     Named,
-    Num,
     Op,
     Program,
     Prose,
@@ -101,6 +100,8 @@ class Step:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loop:
+    """A loop of the program, its body as ops."""
+
     stmt: For
     index: int  # among all loops, in textual order
     body: tuple[Work, ...]
@@ -108,6 +109,8 @@ class Loop:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branch:
+    """An `if`, its bodies as ops."""
+
     stmt: If
     then: tuple[Work, ...]
     otherwise: tuple[Work, ...]
@@ -236,6 +239,7 @@ def reads(op: Work) -> set[str]:
 
 
 def writes(op: Work) -> set[str]:
+    """Names of tiles that an op gives a value."""
     match op:
         case Load(copy):
             return {copy.into}
@@ -264,6 +268,7 @@ def every(body: Iterable[Work]) -> Iterator[Work]:
 
 
 def with_liveness(body: tuple[Work, ...], tiles: dict[str, Tile]) -> Ops:
+    """The ops with the tiles whose values are still read after each of them."""
     live: dict[int, frozenset[str]] = {}
     _backward(body, frozenset(), frozenset(tiles), live)
     return Ops(body, tiles, live)
@@ -290,17 +295,3 @@ def _backward(
             case _:
                 after = (after - writes(op)) | (reads(op) & tiles)
     return after
-
-
-def line(op: Work) -> int:
-    match op:
-        case Load(s) | Store(s) | Product(s) | Loop(s) | Branch(s) | Step(origin=s):
-            return s.span.line
-
-
-def mentions(e: Expr, what: Expr) -> bool:
-    return any(x == what for x in walk(e))
-
-
-def is_number(e: Expr, value: float) -> bool:
-    return isinstance(e, Num) and float(e.value) == value

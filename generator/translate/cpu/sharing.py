@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from generator.tl.ir import Copy, For, Num, Var, names
 from generator.translate.cpu.ops import Load, Loop, Work
-from generator.translate.cpu.unit import Pack, Unit, chunks, padded
+from generator.translate.cpu.unit import Pack, Unit
+from generator.translate.cpu.widths import CHUNK, chunks, padded
 
 
 def find_packs(unit: Unit) -> tuple[Pack, ...]:
@@ -43,7 +44,7 @@ def _packs(copy: Copy, unit: Unit) -> list[Pack]:
     out = []
     if name in place.turned16:
         out.append(Pack(copy, "turned16", f"{chunks(rows)} * {chunks(cols)} * 2"))
-    if name in place.rows16 and cols % 32:
+    if name in place.rows16 and cols % CHUNK:
         out.append(Pack(copy, "rows16", f"{rows} * {chunks(cols)} * 2"))
     width = padded(cols) if name in place.padded else str(cols)
     is_packed = unit.matrix(copy.source).dtype in ("f16", "bf16") or width != str(cols)

@@ -32,7 +32,11 @@ class Pack:
 
 @dataclass(slots=True)
 class Unit:
-    """spans: (loop, tile): its columns are computed only where that loop's rows see them. live_rows: None when all count."""
+    """One kernel: what was decided of it, and the texts that emitters add as they go (`functions`, `members`, `decisions`).
+
+    limits: loop -> the columns that its rows see. spans: (loop, tile): the tile's columns are computed only where that loop's
+    rows see them. live_rows: how many rows of a block some output keeps; None where all are computed.
+    """
 
     program: Program
     analysis: Analysis
@@ -48,8 +52,8 @@ class Unit:
     packs: tuple[Pack, ...] = ()
     zeros: frozenset[str] = frozenset()  # tiles whose first zeros are a flag: products start from it
     functions: list[str] = field(default_factory=list)  # member functions of the block, finished texts
-    members: list[str] = field(default_factory=list)
-    decisions: list[str] = field(default_factory=list)
+    members: list[str] = field(default_factory=list)  # declarations of the block's variables
+    decisions: list[str] = field(default_factory=list)  # one line a nest, for the schedule
 
     def tile(self, name: str) -> Tile:
         return self.ops.tiles[name]
@@ -84,16 +88,6 @@ class Unit:
     @staticmethod
     def span(loop: int | None, columns: int) -> tuple[str, str]:
         return ("0", str(columns)) if loop is None else (f"first{loop}", f"last{loop}")
-
-
-def chunks(n: int) -> int:
-    """n rounded up to chunks of 32, the contraction of one bf16 instruction."""
-    return -(-n // 32) * 32
-
-
-def padded(n: int) -> str:
-    """n rounded up to whole vectors: a constant of the instruction set, not of the program."""
-    return str(n) if n % 16 == 0 else f"up({n})"
 
 
 def indent(lines: list[str], by: int = 1) -> list[str]:

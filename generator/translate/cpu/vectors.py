@@ -6,18 +6,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Literal
 
-from generator.tl.ir import COLS, ROWS, Expr, Index, Op, Var, walk
+from generator.tl.ir import COLS, ROWS, DType, Expr, Index, Op, Var, walk
 from generator.tl.types import Rank
 from generator.translate.cpu.limits import Both, Either, Limit, LimitTests, Tree
-from generator.translate.cpu.names import COMPARISONS, Names, tile_name
+from generator.translate.cpu.names import COMPARISONS, Names, folded, tile_name
 from generator.translate.cpu.ops import Refused
 from generator.translate.passes.conditions import conjuncts
 
 Kind = Literal["f", "i", "m"]  # floats, whole numbers, tests
 TYPES: dict[Kind, str] = {"f": "vf", "i": "vi", "m": "vm"}
 SPREAD: dict[Kind, str] = {"f": "vset({})", "i": "viset({})", "m": "vmset({})"}
+LOAD: dict[Kind, str] = {"f": "vload({})", "i": "viload({})"}
+STORE: dict[Kind, str] = {"f": "vstore({}, {})", "i": "vistore({}, {})"}
+#: Over the N vectors of a block of lanes.
+EACH_VECTOR = "UNROLL for (int j = 0; j < N; ++j)"
 
 FLOATS = {
     "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "/": "({} / {})", "neg": "vneg({})",
@@ -28,17 +33,33 @@ INTEGERS = {
     "+": "({} + {})", "-": "({} - {})", "*": "({} * {})", "neg": "(-{})", "//": "vidiv({}, {})", "%": "vimod({}, {})",
     "ceildiv": "viceildiv({}, {})", "max": "vimax({}, {})", "min": "vimin({}, {})", "abs": "viabs({})",
 }  # fmt: skip
+LOGIC = {"and": "vand({}, {})", "or": "vor({}, {})", "not": "vnot({})"}
 TESTS = {"<": "vlt", "<=": "vle", ">": "vgt", ">=": "vge", "==": "veq", "!=": "vne"}
+
+
+#: The dtype that keeps values of exp2 or exp -> degree of the polynomial behind them, which errs less than the dtype rounds.
+EXP_DEGREE: dict[DType, int] = {"f32": 5, "f16": 4, "bf16": 3}
+
+
+def kind_of(dtype: DType) -> Kind:
+    """What vectors of a tile's elements hold."""
+    return "i" if dtype == "i32" else "f"
+
+
+def lane_array(name: str, kind: Kind, text: str) -> list[str]:
+    """A vector for each j of N, from a text that says j."""
+    return [f"{TYPES[kind]} {name}[N];", f"{EACH_VECTOR} {name}[j] = {text};"]
 
 
 class Vectors(ABC):
     """limits: which tests are column limits of the loop around; they vanish where the loop knows them to hold.
 
-    degree: of the polynomial behind exp2 and exp, from the precision that the consumers of a value keep.
+    degree: of exp2 and exp, from the precision that the consumers of a value keep.
     """
 
     def __init__(self, names: Names, limits: LimitTests) -> None:
-        self.names, self.types, self.limits, self.degree = names, names.types, limits, 5
+        self.names, self.types, self.limits, self.degree = names, names.types, limits, EXP_DEGREE["f32"]
+        self.elements: dict[str, str] = {}  # version of an element tile -> its name in this iteration
 
     # ------------------------------------------------------------------------------------------------------- hooks
 
@@ -63,6 +84,10 @@ class Vectors(ABC):
         """Floats; whole numbers are converted."""
         return self.text(Op("to_float", (e,)) if self.kind(e) == "i" else e)
 
+    def typed(self, e: Expr, kind: Kind) -> str:
+        """As a value of `kind`: whole numbers as they are, everything else as floats."""
+        return self.text(e) if kind == "i" else self.f(e)
+
     def text(self, e: Expr) -> str:
         if (outer := self.home(e)) is not None:
             return outer
@@ -76,10 +101,10 @@ class Vectors(ABC):
                 return self._where(test, a, b, kind)
             case Op("and" | "or" | "not" as fn, args):
                 texts = [self.text(a) for a in args]
-                return f"vnot({texts[0]})" if fn == "not" else self._fold("vand" if fn == "and" else "vor", texts)
+                return folded(LOGIC[fn], texts)
             case Op(fn, (a, b)) if fn in COMPARISONS:
-                whole = self.types.is_integer(a) and self.types.is_integer(b)
-                return f"{TESTS[fn]}({self._as(a, whole)}, {self._as(b, whole)})"
+                common: Kind = "i" if self.types.is_integer(a) and self.types.is_integer(b) else "f"
+                return f"{TESTS[fn]}({self.typed(a, common)}, {self.typed(b, common)})"
             case Op("exp" | "exp2" as fn, (a,)):
                 return f"v{fn}<{self.degree}>({self.f(a)})"
             case Op("floor", (a,)):
@@ -90,23 +115,12 @@ class Vectors(ABC):
                 return FLOATS[fn].format(*map(self.f, args))
         raise Refused(f"no vector code for {e}", e.span.line)
 
-    def _as(self, e: Expr, whole: bool) -> str:
-        return self.text(e) if whole else self.f(e)
-
-    @staticmethod
-    def _fold(fn: str, parts: list[str]) -> str:
-        out = parts[0]
-        for p in parts[1:]:
-            out = f"{fn}({out}, {p})"
-        return out
-
     def _where(self, test: Expr, a: Expr, b: Expr, kind: Kind) -> str:
         """Tests that are column limits are made only in edge tiles; `a` stands alone elsewhere."""
         known, others = self.limits.split(conjuncts(test))
-        whole = kind == "i"
-        branches = f"{self._as(a, whole)}, {self._as(b, whole)}"
+        branches = f"{self.typed(a, kind)}, {self.typed(b, kind)}"
         edge = self._limits(known) if known is not None else None
-        rest = self._fold("vand", [self.text(o) for o in others]) if others else None
+        rest = folded(LOGIC["and"], [self.text(o) for o in others]) if others else None
         if edge is None:
             return f"vsel({rest}, {branches})"
         return f"edge_sel<EDGE>({edge}, {branches})" if rest is None else f"vsel(edge_and<EDGE>({edge}, {rest}), {branches})"
@@ -116,9 +130,9 @@ class Vectors(ABC):
             case Limit():
                 return self.limit(tree.name, tree.upper, tree.kappa)
             case Both(parts):
-                return self._fold("vand", [self._limits(p) for p in parts])
+                return folded(LOGIC["and"], [self._limits(p) for p in parts])
             case Either(parts):
-                return self._fold("vor", [self._limits(p) for p in parts])
+                return folded(LOGIC["or"], [self._limits(p) for p in parts])
 
     # ------------------------------------------------------------------------------------------------------- helpers
 
@@ -140,7 +154,6 @@ class LaneVectors(Vectors):
         self.column: list[str] = []
         self.level: Literal["row", "element"] = "row"
         self.row_arrays: dict[str, str] = {}  # version of a row tile -> its array of vectors
-        self.elements: dict[str, str] = {}  # version of an element tile -> its name in this iteration
         self._memo: dict[tuple[str, object], str] = {}
         self._count = 0
 
@@ -173,11 +186,12 @@ class LaneVectors(Vectors):
             level, self.level = self.level, "row"
             text, name = self.text(e), self.fresh("r")
             self.level = level
-            self.outer += [f"{TYPES[kind]} {name}[N];", f"UNROLL for (int j = 0; j < N; ++j) {name}[j] = {text};"]
+            self.outer += lane_array(name, kind, text)
             self._memo["outer", e] = name
         return self._memo["outer", e]
 
-    def _once(self, place: str, e: object, emit) -> str:  # type: ignore[no-untyped-def]
+    def _once(self, place: str, e: object, emit: Callable[[str], None]) -> str:
+        """The name of a value of `place`; `emit` states it under that name the first time."""
         if (place, e) not in self._memo:
             name = self.fresh("k" if place == "top" else "c")
             emit(name)
@@ -206,7 +220,7 @@ class LaneVectors(Vectors):
     def _limit_array(self, name: str) -> str:
         if ("outer", name) not in self._memo:
             x = self.fresh("r")
-            self.outer += [f"vi {x}[N];", f"UNROLL for (int j = 0; j < N; ++j) {x}[j] = viload({name}.at + lane + j * VL);"]
+            self.outer += lane_array(x, "i", f"viload({name}.at + lane + j * VL)")
             self._memo["outer", name] = x
         return self._memo["outer", name]
 
@@ -218,7 +232,6 @@ class RowVectors(Vectors):
         super().__init__(names, limits)
         self.top: list[str] = []
         self.row: list[str] = []
-        self.elements: dict[str, str] = {}
         self._memo: dict[tuple[str, object], str] = {}
 
     def home(self, e: Expr) -> str | None:
