@@ -6,7 +6,7 @@ seqlen, head_dim), whatever the function's own layout.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -61,9 +61,6 @@ class AttentionCall:
             )
             for masks in self.mask_forms
         )  # fmt: skip
-
-    def blocked(self, *more: Reason) -> AttentionCall:
-        return replace(self, blockers=self.blockers + more)
 
     def __str__(self) -> str:
         rules = " or ".join(" & ".join(map(str, form)) or "full" for form in self.mask_forms)

@@ -45,9 +45,6 @@ _ADVICE = {
     errno.EROFS: "the file system is read-only; choose another location for writing",
 }
 
-#: Errors that mean that a location may be read but not written.
-READ_ONLY_ERRNOS = (errno.EACCES, errno.EPERM, errno.EROFS)
-
 
 @contextlib.contextmanager
 def storage_errors(doing: str, where: str) -> Iterator[None]:

@@ -62,10 +62,6 @@ def load_variants(path: str | Path) -> Loaded:
     return _LOADED[str(path)]
 
 
-def loaded_variants() -> tuple[Loaded, ...]:
-    return tuple(_LOADED.values())
-
-
 def calls_to_load() -> tuple[tuple[str, str, str], ...]:
     """What a child has to call to know the rules that this process knows: module, function, argument."""
     return tuple((__name__, load_variants.__name__, known.path) for known in _LOADED.values())

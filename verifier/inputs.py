@@ -21,8 +21,6 @@ from verifier.arena import DTYPES, FAR_STRIDE, Place, Slot
 
 #: Tiles of kernels begin at multiples of this.
 TILE_EDGE = 16
-#: Changes whenever the suite does; stored with a verdict.
-SUITE_ID = "suite-2"
 
 Values = Literal["random", "large", "negative", "dominant", "equal", "ramp", "nan_beyond_length"]
 #: plain: contiguous. bshd: (batch, seqlen, heads, dim) in memory. sliced: rows with gaps, odd pitch, odd base; sliced_4,

@@ -102,11 +102,6 @@ def causal_form(spec: AttentionSpec) -> int:
     return causal
 
 
-def good_kernel(spec: AttentionSpec) -> Translated:
-    """A plain, right kernel for a spec without score rules whose only mask, if any, is causal."""
-    return kernel(spec, "good")
-
-
 def kernel(spec: AttentionSpec, name: str) -> Translated:
     """The hand-made kernel of that name, for a spec without score rules whose only mask, if any, is causal."""
     facts = {

@@ -136,10 +136,6 @@ class Frame:
             "workspace": None if self.static_order else {"bytes": 8, "zeroed": True, "exclusive": True},
         }
 
-    def outer_tiles(self) -> list[SharedTile]:
-        """Tiles copied before the loops."""
-        return [t for t in self.u.tiles.values() if not in_ring(self.u, t.name)]
-
 
 def write_barriers(frame: Frame) -> None:
     """Initial counts: full barriers wait for one arrival and the bytes of a tile, empty ones for every consumer warp."""

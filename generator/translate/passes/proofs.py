@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Expr, For, If, Program, Stmt, walk_statements
 from generator.translate.passes.columns import column_tiles, neutral
-from generator.translate.passes.scope import Scope, carried, defs, defs_of, flatten
+from generator.translate.passes.scope import Scope, carried, defs, defs_of
 from generator.translate.passes.signs import Signs, is_finite
 from generator.translate.passes.values import Node, Values
 
@@ -142,7 +142,3 @@ class _Prover:
                 out.append(i)
             env = after
         return tuple(out)
-
-
-def straight_line(body: tuple[Stmt, ...]) -> bool:
-    return len(list(flatten(body))) == len(body)

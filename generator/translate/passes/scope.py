@@ -24,11 +24,10 @@ from generator.tl.ir import (
     Var,
     names,
 )
-from generator.tl.types import ARITHMETIC, COMPARISONS, LOGIC, Environment, Kind, Rank, Typing, environment, join, operation
+from generator.tl.types import ARITHMETIC, Environment, Kind, Rank, Typing, environment, join, operation
 
 #: Functions that give whole numbers when all their arguments are.
 INTEGER_FUNCTIONS = ARITHMETIC | {"//", "%", "ceildiv", "where", "floor"}
-TEST_FUNCTIONS = COMPARISONS | LOGIC
 #: Extremes of a row value, which only ranges hold (`passes.ranges`).
 ROW_EXTREMES = frozenset({"rows_min", "rows_max"})
 _INDEX = Typing(Rank.SCALAR, Kind.INT)
