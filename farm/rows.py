@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def of_texts(job: Job, store: Artifacts) -> Columns:
 
 
 def of_translated(translated: Translated, store: Artifacts) -> Columns:
+    """Source, launch and schedule."""
     facts = translated.launch.target_facts
     return {
         "language": translated.language,
@@ -48,6 +50,7 @@ def of_translated(translated: Translated, store: Artifacts) -> Columns:
 
 
 def of_binary(binary: Binary, store: Artifacts) -> Columns:
+    """The binary, what made it, and what the compiler says of its resources."""
     data = Path(binary.path).read_bytes()
     resources = binary.resources
     columns: Columns = {
@@ -68,6 +71,7 @@ def of_binary(binary: Binary, store: Artifacts) -> Columns:
 
 
 def of_log(log: str, store: Artifacts) -> Columns:
+    """A log, its middle left out where it is longer than LOG_LIMIT bytes; nothing for an empty one."""
     if not log.strip():
         return {}
     data = log.encode()
@@ -76,6 +80,7 @@ def of_log(log: str, store: Artifacts) -> Columns:
 
 
 def of_device(key: DeviceKey) -> Columns:
+    """What a row may be used for, and this machine as it is."""
     facts = dict(key.facts)
     known = environment()
     columns: Columns = {
@@ -115,6 +120,7 @@ def of_borrowed(binary: Binary, own_isa: str, device_name: str) -> Columns:
 
 
 def of_verdict(verdict: Verdict) -> Columns:
+    """What was verified, and by how much; or the evidence against it."""
     match verdict:
         case Failed():
             return {"verify_s": verdict.verify_s} | of_witness(verdict.witness)
@@ -154,6 +160,7 @@ def _share(error: float, limit: float) -> float:
 
 
 def of_witness(witness: Witness) -> Columns:
+    """The evidence of a failure."""
     return {
         "witness_check": witness.check,
         "witness_input": witness.input_name,
@@ -218,8 +225,6 @@ def fetched_path(cache: str | Path, name: str) -> Path:
 
 def present(binary: Binary, store: Artifacts, cache: Path) -> Binary:
     """The binary at a path of this machine: where it was built, or fetched from the catalog by its hash."""
-    from dataclasses import replace
-
     if Path(binary.path).is_file():
         return binary
     if (local := store.local_path(binary.hash)) is not None and local.is_file():

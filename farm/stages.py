@@ -13,7 +13,7 @@ import contextlib
 import functools
 import time
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,12 +22,12 @@ from catalog.schema import make_row
 from farm import rows
 from farm.devices import LocalDevice, devices_here, local_device, slot_of
 from farm.foreign import Refused, read_source
+from farm.gpu_tools import profiled, sanitized
 from farm.jobs import ASIDE, Built, Job, Row, Shop, device_seconds
 from farm.neighbours import strangers_on
 from farm.quiet import StillBusy, measuring, working
 from farm.variants import load_variants
 from farm.versions import harness_version, translator_version
-from generator.canonical import to_plain
 from generator.occupancy import cannot_run, not_worth_it, occupancy_of
 from generator.spec import SpecError
 from generator.targets import find_target
@@ -108,26 +108,18 @@ def _proved(built: Built, shop: Shop, device: str) -> Row:
             verdict = _judged(binary, built, device)
         columns |= rows.of_verdict(verdict)
         if isinstance(verdict, Passed) and shop.sanitize:
-            verdict = _sanitized(binary, built, device, columns) or verdict
+            verdict = sanitized(binary, built, device, columns) or verdict
         if isinstance(verdict, Failed):
             return row_of(job, shop, columns, verdict.reason, verdict.witness.message)
-        asked = time.monotonic()
-        with measuring(slot_of(device), shop.slot_wait_s):
-            started, strangers = time.monotonic(), strangers_on(device)
-            result = _measured(binary, built, device)
-            strangers |= strangers_on(device)
-            again_s = result.environment["again_s"] if isinstance(result, Measurement) else result.again_s
-            columns |= {"measure_s": max(0.0, time.monotonic() - started - again_s), "again_s": again_s}
-            columns["queue_s"] = columns.get("queue_s", 0.0) + started - asked
+        result, strangers = _measured_alone(binary, built, device, shop, columns)
         if job.profile and not job.source and isinstance(result, Measurement):  # foreign code runs in the sandbox only
-            columns |= _profiled(binary, built, device, shop, columns)
-        if strangers:
-            who = ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
-            return row_of(job, shop, columns, "throttled", f"on the device while it was timed, and none of ours: {who}")
+            columns |= profiled(binary, built, device, shop, columns)
     except SpecError as error:
         return row_of(job, shop, columns, "not_run", f"this problem cannot be judged: {error}")
     except NoDevice as error:
         return row_of(job, shop, columns, "missing_device", str(error))
+    if strangers:
+        return row_of(job, shop, columns, "throttled", f"on the device while it was timed, and none of ours: {strangers}")
     match result:
         case Failed() as no:
             return row_of(job, shop, columns | rows.of_witness(no.witness), no.reason, no.witness.message)
@@ -195,9 +187,6 @@ def devices() -> tuple[LocalDevice, ...]:
     return devices_here()
 
 
-# --------------------------------------------------------------------------------------------------------- small parts
-
-
 def _translated(job: Job) -> Translated | Refused:
     """The program read, checked and translated by our own translator."""
     parsed = parse_and_check(job.program, filled=True)
@@ -233,45 +222,19 @@ def _put_aside(job: Job, translated: Translated, binary: Binary) -> str:
     return f"{ASIDE}{why}" if why else ""
 
 
-@contextlib.contextmanager
-def _on_gpu(columns: dict[str, Any]) -> Iterator[None]:
-    """Its seconds go into the columns."""
-    started = time.monotonic()
-    try:
-        yield
-    finally:
-        columns["gpu_s"] = columns.get("gpu_s", 0.0) + time.monotonic() - started
-
-
-def _profiled(binary: Binary, built: Built, device: str, shop: Shop, columns: dict[str, Any]) -> dict[str, Any]:
-    """What the kernel's warps wait for, among its resources; nothing on a CPU or without NVIDIA's profiler."""
-    if device == "cpu":
-        return {}
-    from verifier.cuda_stalls import stalls_of
-
-    with working(slot_of(device), shop.slot_wait_s), _on_gpu(columns):
-        found = stalls_of(binary, built.launch, built.job.spec, device)
-    return {} if found is None else {"resources": columns["resources"] | {"stalls": to_plain(found)}}
-
-
-def _sanitized(binary: Binary, built: Built, device: str, columns: dict[str, Any]) -> Failed | None:
-    """What NVIDIA's sanitizer says of a kernel that passed, into the row's columns; its fault where it finds one."""
-    if device == "cpu":
-        columns["sanitizer"] = "not run: it looks at CUDA kernels"
-        return None
-    from verifier.cuda_sanitize import Clean, NoSanitizer, sanitize
-
-    try:
-        with _on_gpu(columns):
-            found = sanitize(binary, built.launch, built.job.spec, device)
-    except NoSanitizer as error:
-        columns["sanitizer"] = f"not run: {error}"
-        return None
-    if isinstance(found, Clean):
-        columns["sanitizer"] = found.words
-        return None
-    columns |= rows.of_witness(found.witness) | {"sanitizer": found.witness.message}
-    return found
+def _measured_alone(
+    binary: Binary, built: Built, device: str, shop: Shop, columns: dict[str, Any]
+) -> tuple[Measurement | Failed, str]:
+    """The times, and who else was on the device meanwhile ("": nobody). The seconds that it took go into the row's columns."""
+    asked = time.monotonic()
+    with measuring(slot_of(device), shop.slot_wait_s):
+        started, strangers = time.monotonic(), strangers_on(device)
+        result = _measured(binary, built, device)
+        strangers |= strangers_on(device)
+        again_s = result.environment["again_s"] if isinstance(result, Measurement) else result.again_s
+        columns |= {"measure_s": max(0.0, time.monotonic() - started - again_s), "again_s": again_s}
+        columns["queue_s"] = columns.get("queue_s", 0.0) + started - asked
+    return result, ", ".join(f"{name} ({pid})" for pid, name in sorted(strangers.items()))
 
 
 def _measured(binary: Binary, built: Built, device: str) -> Measurement | Failed:

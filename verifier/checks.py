@@ -38,8 +38,8 @@ class Outputs:
 class Expected:
     """What an input should give on the query rows that are compared.
 
-    rows: (R,) their indices among Sq. reference: out (B, H, R, Dv) and lse (B, H, R) in float64, at these rows. trusted: errors of
-    the plain implementation; limits: what a candidate's may be.
+    rows: (R,) their indices among Sq. reference: out (B, H, R, Dv) and lse (B, H, R) in float64, at these rows. trusted: errors
+    of the plain implementation; limits: what a candidate's may be.
     """
 
     input_name: str

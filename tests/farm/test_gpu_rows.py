@@ -11,6 +11,7 @@ from catalog import store
 from farm import rows, stages
 from farm.devices import device_for
 from farm.executors import run_stages
+from farm.gpu_tools import sanitized
 from farm.jobs import Built, Job, Shop
 from generator.authors.rules import RuleAuthor
 from generator.canonical import digest_text
@@ -77,12 +78,12 @@ def test_what_the_sanitizer_says_stands_in_the_row(shop: Shop, monkeypatch) -> N
     said: list = [cuda_sanitize.Clean("memcheck: clean (6 inputs)", True)]
     monkeypatch.setattr(cuda_sanitize, "sanitize", lambda *a: said[-1])
     columns: dict = {}
-    assert stages._sanitized(None, built, "cuda:0", columns) is None
+    assert sanitized(None, built, "cuda:0", columns) is None
     assert 0 <= columns.pop("gpu_s") < 1 and columns == {"sanitizer": "memcheck: clean (6 inputs)"}
     said.append(Failed("out_of_bounds", Witness("compute-sanitizer memcheck", "memcheck: Invalid __global__ write")))
-    assert stages._sanitized(None, built, "cuda:0", columns) is said[-1]
+    assert sanitized(None, built, "cuda:0", columns) is said[-1]
     assert columns["sanitizer"] == said[-1].witness.message and columns["witness_check"] == "compute-sanitizer memcheck"
-    assert stages._sanitized(None, built, "cpu", columns) is None and "CUDA kernels" in columns["sanitizer"]
+    assert sanitized(None, built, "cpu", columns) is None and "CUDA kernels" in columns["sanitizer"]
 
 
 @needs_nvrtc
@@ -117,7 +118,7 @@ def test_a_missing_sanitizer_is_told_before_the_sweep_and_in_rows(shop: Shop, mo
     monkeypatch.setattr(cuda_sanitize, "find_sanitizer", missing)
     columns: dict = {}
     monkeypatch.setattr(cuda_sanitize, "sanitize", missing)
-    assert stages._sanitized(None, Built(job("sm_80"), None, None, {}), "cuda:0", columns) is None
+    assert sanitized(None, Built(job("sm_80"), None, None, {}), "cuda:0", columns) is None
     assert columns["sanitizer"].startswith("not run: compute-sanitizer was not found: install")
     sweep.check_sanitizer(("sm_80",))  # no GPU here: nothing to look at
     monkeypatch.setattr(sweep, "devices_here", lambda: (LocalDevice("cuda:0", "h200", "H200", "k", ("sm_80",)),))
