@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from generator.tl.ir import Expr, Index, Num, Op, Var
+from generator.tl.types import COMPARISONS
 from generator.translate.cpu.ops import Refused
 from generator.translate.cpu.types import Types, plain
 
@@ -23,7 +24,6 @@ INTEGER_FORMS = {
     "ceildiv": "ceildiv({}, {})", "max": "imax({}, {})", "min": "imin({}, {})", "abs": "iabs({})",
 }  # fmt: skip
 LOGIC = {"and": "({} && {})", "or": "({} || {})", "not": "(!{})"}
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
 def tile_name(name: str) -> str:

@@ -26,9 +26,9 @@ from generator.tl.ir import (
     names,
     walk,
 )  # fmt: skip
+from generator.tl.types import REDUCTIONS
 from generator.translate.passes.scope import Scope
 
-REDUCTIONS = ("rowmax", "rowsum")
 StepKind = Literal["scalar", "row", "element", "rowmax", "rowsum"]
 
 

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from typing import Literal
 
 from generator.tl.ir import COLS, ROWS, DType, Expr, Index, Op, Var, walk
-from generator.tl.types import Rank
+from generator.tl.types import COMPARISONS, Rank
 from generator.translate.cpu.limits import Both, Either, Limit, LimitTests, Tree
-from generator.translate.cpu.names import COMPARISONS, Names, folded, tile_name
+from generator.translate.cpu.names import Names, folded, tile_name
 from generator.translate.cpu.ops import Refused
 from generator.translate.passes.conditions import conjuncts
 

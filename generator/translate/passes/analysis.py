@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from generator.tl.ir import Compute, Copy, Expr, For, Num, Op, Program, Stmt, Var, walk, walk_statements
@@ -11,7 +11,7 @@ from generator.translate.passes.affine import extremum, sum_of
 from generator.translate.passes.conditions import Condition, condition, conjuncts, limits, mentions
 from generator.translate.passes.normalize import normalize
 from generator.translate.passes.proofs import LoopProof, prove
-from generator.translate.passes.ranges import EVERYTHING, Box, Interval, certain, edge_tiles, intersect, possible
+from generator.translate.passes.ranges import Box, Interval, certain, edge_tiles, intersect, possible
 from generator.translate.passes.schedule import Schedule, schedule
 from generator.translate.passes.scope import Scope, carried
 from generator.translate.passes.storage import shared_storage
@@ -105,87 +105,78 @@ def analyze(program: Program) -> Analysis:
     scope = Scope.of(program)
     loops = [s for s in walk_statements(program.code) if isinstance(s, For)]
     found = [_masks(loop, scope) for loop in loops]
-    proofs = prove(program, scope, {i: tuple(e for e, *_ in m) for i, m in enumerate(found)})
+    proofs = prove(program, scope, {i: tuple(m.expr for m in masks) for i, masks in enumerate(found)})
     plans = tuple(_plan(loop, found[i], proofs[i], program, scope) for i, loop in enumerate(loops))
     return Analysis(program, scope, plans, shared_storage(program, scope), _live_rows(program, scope))
 
 
 # ------------------------------------------------------------------------------------------------------------- one loop
 
-Found = tuple[Expr, Condition, int, int]
 
-
-def _masks(loop: For, scope: Scope) -> list[Found]:
-    """Tests of the loop's own statements that hold its variable, with the size of the tile that they are asked for."""
-    out: dict[Expr, Found] = {}
+def _masks(loop: For, scope: Scope) -> list[Mask]:
+    """Tests of the loop's own statements that hold its variable; that they may be skipped is still to be proved."""
+    out: dict[Expr, Mask] = {}
     for s in loop.body:
         if not isinstance(s, Compute):
             continue
+        rows = scope.tiles[s.into][0] if scope.tiles[s.into] else 1
         columns = scope.tiles[s.into][1] if len(scope.tiles[s.into]) == 2 else scope.columns(s.value)
         for e in walk(s.value):
             if isinstance(e, Op) and e.fn == "where":
                 for test in conjuncts(e.args[0]):
                     c = condition(test, scope)
                     if limits(c) and mentions(c, loop.var):
-                        out[test] = (test, c, scope.tiles[s.into][0] if scope.tiles[s.into] else 1, columns)
+                        out[test] = Mask(test, c, rows, columns, skippable=False)
     return list(out.values())
 
 
-def _plan(loop: For, found: list[Found], proof: LoopProof, program: Program, scope: Scope) -> LoopPlan:
+def _plan(loop: For, found: list[Mask], proof: LoopProof, program: Program, scope: Scope) -> LoopPlan:
     notes = []
     use_skip = program.hints.get("skip") != "off"
-    masks = tuple(Mask(e, c, r, n, e in proof.skippable) for e, c, r, n in found)
+    masks = tuple(replace(m, skippable=m.expr in proof.skippable) for m in found)
     skipping = tuple(m for m in masks if m.skippable and use_skip)
     if masks and len(skipping) < len(masks):
         notes.append(
             f"no tile is skipped for {'; '.join(show(m.expr) for m in masks if m not in skipping)}: {proof.why or 'the hint'}"
         )
-    split = tuple(
-        m
-        for m in (tuple(m for m in masks if m.skippable) or masks)
-        if certain(m.condition, loop.var, Box(m.columns), scope) is not None
-    )
+    candidates = tuple(m for m in masks if m.skippable) or masks
+    split = tuple(m for m in candidates if certain(m.condition, loop.var, Box(m.columns), scope) is not None)
     if program.hints.get("split") == "off":
         split = ()
         notes.append("not split: the program's hint")
     order = schedule(loop, program)
     if order.why:
         notes.append(f"{order.kind}: {order.why}")
-    live = carried(loop.body, live_after=scope.tiles)
     return LoopPlan(
         loop,
-        live,
-        masks,
-        tuple(m.expr for m in split),
-        _range(loop, skipping, split, scope),
-        order,
-        bool(skipping),
-        proof.dead_first,
-        proof.columns,
-        proof.column_tiles,
-        tuple(notes),
+        carried=carried(loop.body, live_after=scope.tiles),
+        masks=masks,
+        split=tuple(m.expr for m in split),
+        range=_range(loop, skipping, split, scope),
+        schedule=order,
+        covered=bool(skipping),
+        dead_first=proof.dead_first,
+        columns=proof.columns,
+        column_tiles=proof.column_tiles,
+        notes=tuple(notes),
     )
 
 
 def _range(loop: For, skipping: tuple[Mask, ...], split: tuple[Mask, ...], scope: Scope) -> TileRange:
-    some = intersect(tuple(possible(m.condition, loop.var, Box(m.columns), scope) for m in skipping)) if skipping else EVERYTHING
-    full = (
-        intersect(tuple(c for m in split if (c := certain(m.condition, loop.var, Box(m.columns), scope)) is not None))
-        if split
-        else EVERYTHING
-    )
+    some = intersect(tuple(possible(m.condition, loop.var, Box(m.columns), scope) for m in skipping))
+    full = intersect(tuple(c for m in split if (c := certain(m.condition, loop.var, Box(m.columns), scope)) is not None))
     edges = [edge_tiles(m.condition, loop.var, Box(m.columns), m.rows, scope) for m in split]
     lo = extremum("max", (loop.lo, some.lo)) if some.lo is not None else loop.lo
     hi = extremum("min", (loop.hi, some.hi)) if some.hi is not None else loop.hi
     return TileRange(
         lo,
         hi,
-        some.gap,
-        full.lo if full.lo is not None else lo,
-        full.hi if full.hi is not None else hi,
-        full.lo is not None,
-        full.hi is not None,
-        None if None in edges else max((e for e in edges if e is not None), default=0),
+        gap=some.gap,
+        full_lo=full.lo if full.lo is not None else lo,
+        full_hi=full.hi if full.hi is not None else hi,
+        has_edge_below=full.lo is not None,
+        has_edge_above=full.hi is not None,
+        edge_above=None if None in edges else max((e for e in edges if e is not None), default=0),
     )
 
 

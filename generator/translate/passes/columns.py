@@ -10,10 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from generator.tl.ir import Compute, Copy, Expr, For, Gemm, If, Op, Program, Reshape, Stmt, names, walk
+from generator.tl.types import REDUCTIONS
 from generator.translate.passes.scope import Scope, carried, exposed, uses
 from generator.translate.passes.values import Node, Values
-
-REDUCTIONS = ("rowmax", "rowsum")
 
 
 def column_tiles(loop: For, program: Program, scope: Scope, tests: tuple[Expr, ...]) -> frozenset[str]:

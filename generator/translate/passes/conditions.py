@@ -24,11 +24,15 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class AllOf:
+    """Every part."""
+
     parts: tuple[Condition, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
+    """At least one part."""
+
     parts: tuple[Condition, ...]
 
 

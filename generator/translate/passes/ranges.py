@@ -126,6 +126,7 @@ def certain(c: Condition, variable: str, box: Box, scope: Scope) -> Interval | N
 
 
 def intersect(ranges: tuple[Interval, ...]) -> Interval:
+    """What all of them hold: EVERYTHING for none."""
     los = tuple(r.lo for r in ranges if r.lo is not None)
     his = tuple(r.hi for r in ranges if r.hi is not None)
     gap = next((r.gap for r in ranges if r.gap is not None), None)

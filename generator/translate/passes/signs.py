@@ -7,7 +7,10 @@ Arithmetic on finite values is taken as finite (no overflow): a program that ove
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
+from collections.abc import Iterable
 from enum import IntFlag
 from itertools import product
 
@@ -35,6 +38,7 @@ ORDER = {S.NEG_INF: 0, S.NEG: 1, S.ZERO: 2, S.POS: 3, S.POS_INF: 4}
 
 
 def atoms(s: Signs) -> list[Signs]:
+    """The single possibilities of a set."""
     return [a for a in (*ATOMS, S.TRUE, S.FALSE) if s & a]
 
 
@@ -122,7 +126,6 @@ UNARY: dict[str, dict[Signs, Signs]] = {
 }
 UNARY["exp2"], UNARY["log2"] = UNARY["exp"], UNARY["log"]
 BINARY = {"+": _add, "*": _times, "/": _over, "max": _larger, "min": _smaller}
-COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 
 # ------------------------------------------------------------------------------------------------------------- on sets
@@ -156,11 +159,8 @@ def apply(fn: str, args: tuple[Signs, ...]) -> Signs:
     return S.ANY
 
 
-def _union(parts: object) -> Signs:
-    out = S.NONE
-    for p in parts:  # type: ignore[attr-defined]
-        out |= p
-    return out
+def _union(parts: Iterable[Signs]) -> Signs:
+    return functools.reduce(operator.or_, parts, S.NONE)
 
 
 def refine(s: Signs, fn: str, other: Signs, holds: bool) -> Signs:

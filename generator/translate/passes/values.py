@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from generator.tl.ir import Compute, Copy, Expr, Gemm, Index, Num, Op, Reshape, Stmt, Var
-from generator.tl.types import Rank
+from generator.tl.types import COMPARISONS, Rank
 from generator.translate.passes.scope import Scope
-from generator.translate.passes.signs import COMPARISONS, Signs, apply, is_finite, of_number, refine
+from generator.translate.passes.signs import Signs, apply, is_finite, of_number, refine
 
 Node = int
 Facts = frozenset[tuple[Node, bool]]
