@@ -62,13 +62,13 @@ def emulated_source(translated: Translated) -> str:
             text,
             _exported("", entry, "Params"),
             _exported("_unaligned", second["entry"], block),
-            _REPACK,
+            REPACK,
             "",
         ]
     )
 
 
-_REPACK = (
+REPACK = (
     'extern "C" void emulate_repack(const void* p, unsigned blocks, unsigned threads) '
     "{ emulate_grid(blocks, threads, 1, [=] { farm_repack(*(const Repack*)p); }); }"
 )
