@@ -162,25 +162,31 @@ def resources_of(log: str, translated: Translated, cubin: Path) -> dict[str, Any
     """registers, spill_bytes (stores and loads), local_bytes, shared_bytes of a block, bytes of the cubin, SASS counts, warnings.
 
     registers: a thread's at the start; a kernel that reallocates them (sm_90a) has its own numbers in the source.
+    unaligned: the same of the entry point for rows that begin anywhere, with its `entry`, where there is one.
     """
-    out: dict[str, Any] = {"bytes": cubin.stat().st_size, "shared_bytes": translated.launch.target_facts["shared_bytes"]}
-    for m in REPORT.finditer(log):
-        if m["entry"] == translated.launch.entry:
-            out |= {
-                "registers": int(m["registers"]),
-                "spill_bytes": int(m["stores"]) + int(m["loads"]),
-                "local_bytes": int(m["stack"]),
-            }
+    facts, reported = translated.launch.target_facts, {m["entry"]: _reported(m) for m in REPORT.finditer(log)}
+    out: dict[str, Any] = {"bytes": cubin.stat().st_size, "shared_bytes": facts["shared_bytes"]}
+    out |= reported.get(translated.launch.entry, {})
+    if (second := facts.get("unaligned")) is not None and second["entry"] in reported:
+        named = {"entry": second["entry"], "shared_bytes": second["shared_bytes"]}
+        out["unaligned"] = named | reported[second["entry"]]
     if (mix := instruction_mix(cubin, translated.launch.entry)) is not None:
         out["instructions"] = mix
     out["warnings"] = _warnings(out, translated)
     return out
 
 
+def _reported(m: re.Match[str]) -> dict[str, int]:
+    spilled = int(m["stores"]) + int(m["loads"])
+    return {"registers": int(m["registers"]), "spill_bytes": spilled, "local_bytes": int(m["stack"])}
+
+
 def _warnings(resources: dict[str, Any], translated: Translated) -> list[str]:
     out = []
     if resources.get("spill_bytes"):
         out.append(f"{resources['spill_bytes']} bytes of registers spilled: choose smaller tiles")
+    if spilled := resources.get("unaligned", {}).get("spill_bytes"):
+        out.append(f"{spilled} bytes of registers spilled in calls whose rows do not begin at 16 bytes: choose smaller tiles")
     mix, facts = resources.get("instructions"), translated.launch.target_facts
     expected = (
         EXPECTED["sm_80"] if facts.get("family") == "mma.sync" and facts["isa"] == "sm_90a" else EXPECTED.get(facts["isa"], ())

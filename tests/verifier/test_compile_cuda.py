@@ -17,7 +17,7 @@ from generator.translate import translate
 from generator.translate.records import Translated
 from verifier.children import Limits
 from verifier.compile import compile_translated
-from verifier.compile_cuda import EXPECTED, _warnings, compile_cuda, find_nvdisasm
+from verifier.compile_cuda import EXPECTED, _warnings, compile_cuda, find_nvdisasm, resources_of
 from verifier.records import Binary, CompileFailed
 
 pytestmark = pytest.mark.skipif(find_spec("cuda") is None, reason="needs cuda-bindings and NVRTC")
@@ -51,10 +51,36 @@ def test_sane_tiles_spill_nothing(name: str, target: str, tiles: dict[str, int],
     found = binary.resources
     assert found["spill_bytes"] == found["local_bytes"] == 0 and 0 < found["registers"] <= 255, found
     assert found["shared_bytes"] <= TARGETS[target].shared_bytes
+    second = found["unaligned"]
+    assert second["entry"].endswith("__unaligned") and second["spill_bytes"] == second["local_bytes"] == 0, second
+    assert 0 < second["registers"] <= 255 and second["shared_bytes"] <= TARGETS[target].shared_bytes
     if find_nvdisasm() is not None:
         assert all(found["instructions"].get(w) for w in wanted), found["instructions"]
         assert found["warnings"] == []
         assert not found["instructions"].get("STL") and not found["instructions"].get("LDL")
+
+
+def test_both_entry_points_are_in_the_resources_and_either_may_warn(tmp_path: Path) -> None:
+    source, cubin = translated("gemm", "sm_80", BM=64, BN=64, BK=32), tmp_path / "kernel.cubin"
+    cubin.write_bytes(b"no machine code")
+    log = "".join(
+        f"ptxas info    : Compiling entry function '{name}' for 'sm_80'\n"
+        f"ptxas         .     {stack} bytes stack frame, {stores} bytes spill stores, {loads} bytes spill loads\n"
+        f"ptxas info    : Used {registers} registers, used 1 barriers\n"
+        for name, stack, stores, loads, registers in (
+            ("tl_gemm__unaligned", 24, 8, 12, 255), ("farm_repack", 0, 0, 0, 40), ("tl_gemm", 0, 0, 0, 128),
+        )
+    )  # fmt: skip
+    found = resources_of(log, source, cubin)
+    assert (found["registers"], found["spill_bytes"], found["local_bytes"]) == (128, 0, 0)
+    shared = source.launch.target_facts["unaligned"]["shared_bytes"]
+    wanted = {"entry": "tl_gemm__unaligned", "registers": 255, "spill_bytes": 20, "local_bytes": 24, "shared_bytes": shared}
+    assert found["unaligned"] == wanted
+    assert found["warnings"] == [
+        "20 bytes of registers spilled in calls whose rows do not begin at 16 bytes: choose smaller tiles"
+    ]
+    alone = resources_of(log[log.index("Compiling entry function 'tl_gemm' ") :], source, cubin)
+    assert "unaligned" not in alone and alone["warnings"] == []
 
 
 def test_exponentials_run_under_the_second_product(tmp_path: Path) -> None:
