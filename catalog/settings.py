@@ -34,7 +34,8 @@ VARIABLES = {
 
 #: FARM_* variables that other packages and the tests read: known here so that they draw no warning.
 _OTHER_VARIABLES = {
-    "FARM_CACHE", "FARM_CXX", "FARM_DEBUG", "FARM_HEAD_S", "FARM_CUDA_CACHE", "FARM_TEST_CACHE", "FARM_LOCKS", "FARM_QUIET_WAIT_S",
+    "FARM_CACHE", "FARM_CUDA_CACHE", "FARM_CXX", "FARM_DEBUG", "FARM_HEAD_S", "FARM_LOCKS", "FARM_QUIET_WAIT_S",
+    "FARM_TEST_CACHE",
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -30,6 +30,10 @@ from farm.console import (
 from farm.machine_commands import doctor, preflight, report, selftest, status, targets, variants
 from farm.row_commands import explain, logs, reproduce
 from farm.tl_commands import tl_app
+
+if TYPE_CHECKING:
+    from farm.plan import Plan
+    from farm.summary import Summary
 
 app = typer.Typer(
     name="farm",
@@ -134,19 +138,17 @@ def sweep(
     from farm.config import load_config
     from farm.on_ray import Options
     from farm.sweep import run_sweep
-    from farm.tables import print_summary
 
     config = load_config()
-    options = Options(
-        chosen.catalog or config.catalog if catalog is None else catalog,
-        executor,
-        address,
-        quiet,
-        stages,
-        allow_missing,
-        sanitize,
-    )
-    summary = run_sweep(chosen, options, config)
+    where = chosen.catalog or config.catalog if catalog is None else catalog
+    options = Options(where, executor, address, quiet, stages, allow_missing, sanitize)
+    _conclude(run_sweep(chosen, options, config), as_json)
+
+
+def _conclude(summary: Summary, as_json: bool) -> None:
+    """What came of a sweep, printed, and as this process's exit code."""
+    from farm.tables import print_summary
+
     if as_json:
         typer.echo(json.dumps(summary.plain()))
     else:
@@ -164,7 +166,8 @@ def _given(**flags: object) -> dict[str, object]:
     return {name: value for name, value in flags.items() if value is not None}
 
 
-def _print_problems(plan, as_json: bool) -> None:  # type: ignore[no-untyped-def]
+def _print_problems(plan: Plan, as_json: bool) -> None:
+    """What a sweep would solve."""
     if as_json:
         typer.echo(json.dumps([{"model": s.name, "spec": str(s), "target": t, "hash": s.hash} for s, t in plan.problems()]))
     else:

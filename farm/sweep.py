@@ -1,4 +1,4 @@
-"""Puts a sweep together: catalog, executor, searches, display, signals; and says at the end what came of it. Judges nothing."""
+"""Puts a sweep together: catalog, executor, searches, display, signals. Judges nothing; `farm.summary` says what came of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from catalog import store
 from catalog.errors import FencedRun, StorageError
@@ -21,7 +21,7 @@ from farm.config import Config, usable_cache
 from farm.console import InputError
 from farm.devices import devices_here
 from farm.executors import Executor, stages_of
-from farm.jobs import Row, Shop, new_run_id
+from farm.jobs import Shop, new_run_id
 from farm.known_rows import KnownRows
 from farm.model_feedback import TOLD_COLUMNS
 from farm.on_ray import OnRay, Options, executor_for
@@ -32,6 +32,7 @@ from farm.rules import resolved_targets
 from farm.scheduler import Counts, Search, Stream, Sweep
 from farm.search import SANITIZED, Attempt, Versions
 from farm.status import StatusFile
+from farm.summary import Summary
 from generator.authors.endpoint import Endpoint
 from generator.canonical import digest
 from generator.spec import AttentionSpec
@@ -43,46 +44,6 @@ if TYPE_CHECKING:
 #: How long a cluster's sweep with nothing else to do waits for a kind of device of which the last one left.
 DEVICE_PATIENCE_S = 300.0
 FENCE_LOOK_S = 5.0  # between looks for a later start of the same sweep
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """What came of one start."""
-
-    catalog: str
-    run_id: str
-    counts: Counts
-    tally: Tally
-    wall_s: float
-    stop_reason: str
-    author: str = ""  # what a language model has cost
-
-    @property
-    def stopped_by_signal(self) -> bool:
-        return self.stop_reason.startswith("stopped by")
-
-    @property
-    def broken_off(self) -> bool:
-        """Neither ended, nor stopped by its user or its budget."""
-        return bool(self.stop_reason) and not self.stopped_by_signal and not self.stop_reason.startswith("budget")
-
-    @property
-    def any_verified(self) -> bool:
-        return any(row["reason_code"] == "ok" for row in self.tally.best.values())
-
-    def plain(self) -> dict[str, Any]:
-        """The summary for scripts. planned = the sum of by_reason, always; known ended in an earlier start."""
-        return {
-            "catalog": self.catalog,
-            "run_id": self.run_id,
-            "planned": self.counts.planned,
-            "known": self.counts.known,
-            "by_reason": dict(sorted(self.counts.by_reason.items())),
-            "wall_s": round(self.wall_s, 3),
-            "stop_reason": self.stop_reason,
-            "author": self.author,
-            "best": [table_row(row) for row in sorted(self.tally.best.values(), key=_in_table)],
-        }
 
 
 def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | None = None) -> Summary:
@@ -298,33 +259,3 @@ def check_sanitizer(targets: tuple[str, ...]) -> None:
             find_sanitizer()
         except NoSanitizer as error:
             raise InputError("--sanitize", str(error)) from None
-
-
-# ------------------------------------------------------------------------------------------------------------ the table
-
-
-def _in_table(row: Row) -> tuple[Any, ...]:
-    spec = row["_spec"]
-    return (row["_name"], spec.dtype, spec.seqlen_k, spec.seqlen_q, row["_target"])
-
-
-def table_row(row: Row) -> dict[str, Any]:
-    """One problem of the closing table as plain values; times in milliseconds."""
-    spec, ok = row["_spec"], row["reason_code"] == "ok"
-
-    def ms(name: str) -> float | None:
-        return round(1e3 * row[name], 4) if ok and row.get(name) else None
-
-    return {
-        "model": row["_name"] or "spec",
-        "shape": f"{spec.batch} x {spec.num_heads}/{spec.num_kv_heads} x {spec.seqlen_q}x{spec.seqlen_k} d{spec.head_dim}"
-        + ("" if spec.head_dim == spec.head_dim_v else f"/{spec.head_dim_v}"),
-        "dtype": spec.dtype,
-        "target": row["_target"],
-        "ours_ms": ms("p50_s"),
-        "rival": row.get("baseline_name") if ok else None,
-        "rival_ms": ms("baseline_p50_s"),
-        "ratio": round(row["ratio_p50"], 3) if ok and row.get("ratio_p50") else None,
-        "verdict": "verified" if ok else row["reason_code"],
-        "row_id": row.get("row_id"),
-    }

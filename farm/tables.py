@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from farm.sweep import Summary
+    from farm.summary import Summary
 
 COLUMNS = {
     "model": "model", "shape": "batch x heads x seqlen, head dim", "dtype": "dtype", "target": "target", "ours_ms": "ours, ms",

@@ -1,0 +1,77 @@
+"""What came of one start of a sweep: counts, and the best row of each problem as the closing table has it. Prints nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from farm.jobs import Row
+from farm.progress import Tally
+from farm.scheduler import Counts
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What came of one start."""
+
+    catalog: str
+    run_id: str
+    counts: Counts
+    tally: Tally
+    wall_s: float
+    stop_reason: str
+    author: str = ""  # what a language model has cost
+
+    @property
+    def stopped_by_signal(self) -> bool:
+        return self.stop_reason.startswith("stopped by")
+
+    @property
+    def broken_off(self) -> bool:
+        """Neither ended, nor stopped by its user or its budget."""
+        return bool(self.stop_reason) and not self.stopped_by_signal and not self.stop_reason.startswith("budget")
+
+    @property
+    def any_verified(self) -> bool:
+        return any(row["reason_code"] == "ok" for row in self.tally.best.values())
+
+    def plain(self) -> dict[str, Any]:
+        """The summary for scripts. planned = the sum of by_reason, always; known ended in an earlier start."""
+        return {
+            "catalog": self.catalog,
+            "run_id": self.run_id,
+            "planned": self.counts.planned,
+            "known": self.counts.known,
+            "by_reason": dict(sorted(self.counts.by_reason.items())),
+            "wall_s": round(self.wall_s, 3),
+            "stop_reason": self.stop_reason,
+            "author": self.author,
+            "best": [table_row(row) for row in sorted(self.tally.best.values(), key=_in_table)],
+        }
+
+
+def _in_table(row: Row) -> tuple[Any, ...]:
+    spec = row["_spec"]
+    return (row["_name"], spec.dtype, spec.seqlen_k, spec.seqlen_q, row["_target"])
+
+
+def table_row(row: Row) -> dict[str, Any]:
+    """One problem of the closing table as plain values; times in milliseconds."""
+    spec, ok = row["_spec"], row["reason_code"] == "ok"
+
+    def ms(name: str) -> float | None:
+        return round(1e3 * row[name], 4) if ok and row.get(name) else None
+
+    return {
+        "model": row["_name"] or "spec",
+        "shape": f"{spec.batch} x {spec.num_heads}/{spec.num_kv_heads} x {spec.seqlen_q}x{spec.seqlen_k} d{spec.head_dim}"
+        + ("" if spec.head_dim == spec.head_dim_v else f"/{spec.head_dim_v}"),
+        "dtype": spec.dtype,
+        "target": row["_target"],
+        "ours_ms": ms("p50_s"),
+        "rival": row.get("baseline_name") if ok else None,
+        "rival_ms": ms("baseline_p50_s"),
+        "ratio": round(row["ratio_p50"], 3) if ok and row.get("ratio_p50") else None,
+        "verdict": "verified" if ok else row["reason_code"],
+        "row_id": row.get("row_id"),
+    }
