@@ -220,7 +220,7 @@ def memory(attempts: int, with_catalog: bool) -> dict[str, Any]:
 def author(attempts: int) -> dict[str, Any]:
     """CPU of the driver for an attempt's program: sketch, code, choices of tile sizes, filled and printed; by the rule author."""
     from farm.authors import RuleSearch
-    from farm.plan import load_plan
+    from farm.plan_file import load_plan
     from farm.search import Versions
 
     plan, made = load_plan(), 0

@@ -32,7 +32,7 @@ import yaml  # noqa: E402
 
 from catalog import store  # noqa: E402
 from farm.jobs import device_seconds  # noqa: E402
-from farm.plan import load_plan  # noqa: E402
+from farm.plan_file import load_plan  # noqa: E402
 from farm.search import order_choices  # noqa: E402
 from generator.authors.rules import RuleAuthor  # noqa: E402
 from generator.targets import find_target  # noqa: E402

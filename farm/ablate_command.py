@@ -71,7 +71,7 @@ def _plan(
     repairs: int,
 ) -> Plan:
     from farm.flags import changed_plan
-    from farm.plan import load_plan
+    from farm.plan_file import load_plan
 
     given = {"model": model, "base_url": base_url, "replay": replay or None}
     fixed = {"samples": samples, "repairs": repairs, "improvements": 0, "seed_with_rules": False, "style": "two_stage"}

@@ -114,7 +114,7 @@ def sweep(
 ) -> None:
     """Write, judge and time kernels for every problem of a plan; each attempt becomes a row of the catalog."""
     from farm.flags import changed_plan
-    from farm.plan import load_plan
+    from farm.plan_file import load_plan
 
     budgets = {"usd": budget_usd, "tokens": budget_tokens, "gpu_s": budget_gpu_s}
     chosen = changed_plan(

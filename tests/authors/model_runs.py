@@ -23,7 +23,8 @@ from catalog.locations import Location
 from farm.jobs import Job
 from farm.model_search import ModelSearch
 from farm.model_settings import read_settings
-from farm.plan import Budget, read_plan
+from farm.plan import Budget
+from farm.plan_file import read_plan
 from farm.search import Versions
 from generator.authors.answers import extract
 from generator.authors.clients import OpenAIClient

@@ -12,7 +12,7 @@ transformers = pytest.importorskip("transformers")
 import catalog  # noqa: E402
 from catalog.integrations.transformers import _window_of, register  # noqa: E402
 from catalog.keys import ShapeBucket  # noqa: E402
-from farm.plan import load_plan  # noqa: E402
+from farm.plan_file import load_plan  # noqa: E402
 from generator.spec import Rule  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("fresh_loader")

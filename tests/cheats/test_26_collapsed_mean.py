@@ -7,7 +7,7 @@ import pytest
 
 from catalog import difference, store
 from catalog.schema import make_row
-from farm.plan import load_plan
+from farm.plan_file import load_plan
 from farm.report import make_report
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec

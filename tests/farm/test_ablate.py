@@ -18,7 +18,8 @@ from farm.ablation import WAYS, Ablation, Problem, Tally
 from farm.foreign import Refused, read_source
 from farm.model_search import ModelSearch
 from farm.model_settings import read_settings
-from farm.plan import Budget, read_plan
+from farm.plan import Budget
+from farm.plan_file import read_plan
 from farm.search import Versions
 from generator.authors.clients import OpenAIClient, RecordedClient
 from generator.authors.endpoint import Endpoint

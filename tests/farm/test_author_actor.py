@@ -22,7 +22,8 @@ from farm import model_search, standin
 from farm.authors import author_of
 from farm.executors import LocalExecutor
 from farm.jobs import Row, Shop
-from farm.plan import Budget, Plan, read_plan
+from farm.plan import Budget, Plan
+from farm.plan_file import read_plan
 from farm.progress import PlainDisplay, Tally
 from farm.scheduler import Sweep
 from farm.search import Versions

@@ -31,7 +31,8 @@ from farm.authors import Author
 from farm.jobs import Job, Row, Shop
 from farm.known_rows import KnownRows
 from farm.places import Place
-from farm.plan import Budget, read_plan
+from farm.plan import Budget
+from farm.plan_file import read_plan
 from farm.progress import PlainDisplay, Tally
 from farm.scheduler import Search, Sweep
 from farm.search import Versions

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from farm.flags import changed_plan
-from farm.plan import PlanError, load_plan, read_plan
+from farm.plan_file import PlanError, load_plan, read_plan
 from farm.search import Versions
 
 GOOD = """

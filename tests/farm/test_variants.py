@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from farm.plan import PlanError, load_plan
+from farm.plan_file import PlanError, load_plan
 from farm.tl_run import _attention
 from farm.variants import VariantsError, calls_to_load, load_variants
 from generator.authors.rules import RuleAuthor
