@@ -151,6 +151,11 @@ class Sweep:
         self.stop_reason = self.stop_reason or reason
         self._stopping.set()
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` was called. A spent budget, or an author that cannot be had, admit nothing more without it."""
+        return self._stopping.is_set()
+
     async def unless_stopped(self, beginning: Coroutine[Any, Any, T]) -> T | None:
         """What comes before the first attempt: its result, or None where the sweep was stopped before there was one."""
         work, stopping = asyncio.ensure_future(beginning), asyncio.ensure_future(self._stopping.wait())

@@ -12,7 +12,7 @@ from farm.scheduler import Counts
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What came of one start."""
+    """What came of one start. stopped: by who or what is around it (`Sweep.stop`), not by its budget or for want of an author."""
 
     catalog: str
     run_id: str
@@ -20,6 +20,7 @@ class Summary:
     tally: Tally
     wall_s: float
     stop_reason: str
+    stopped: bool = False
     author: str = ""  # what a language model has cost
 
     @property
@@ -28,8 +29,8 @@ class Summary:
 
     @property
     def broken_off(self) -> bool:
-        """Neither ended, nor stopped by its user or its budget."""
-        return bool(self.stop_reason) and not self.stopped_by_signal and not self.stop_reason.startswith("budget")
+        """By what is around it, and not by its user: the same command goes on once that is mended."""
+        return self.stopped and not self.stopped_by_signal
 
     @property
     def any_verified(self) -> bool:

@@ -95,7 +95,8 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | 
             )
     if not opened.is_fenced(run_id):
         opened.record_run(run_id, sweep_id, counts.planned + counts.known, counts.known)
-    return Summary(opened.uri, run_id, counts, tally, time.monotonic() - started, sweep.stop_reason, tally.author())
+    wall_s = time.monotonic() - started
+    return Summary(opened.uri, run_id, counts, tally, wall_s, sweep.stop_reason, sweep.is_stopped, tally.author())
 
 
 def _authors(options: Options) -> AuthorOf:
