@@ -37,7 +37,8 @@ def case_tensors(s: AttentionSpec, seed: int) -> tuple[dict[str, Any], Any]:
     """Tensors on the device and the float64 reference."""
     import torch
 
-    from verifier.inputs import Case, make_values
+    from verifier.input_values import make_values
+    from verifier.inputs import Case
     from verifier.oracle import attention
 
     values = make_values(Case("check", s, seed=seed))

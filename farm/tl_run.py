@@ -119,7 +119,8 @@ def _attention(program: Program, spec: AttentionSpec, rng: np.random.Generator) 
     """The program as an attention call, beside the float64 oracle."""
     import torch
 
-    from verifier.inputs import Case, captured_values
+    from verifier.input_values import captured_values
+    from verifier.inputs import Case
     from verifier.oracle import attention
 
     binding = bind(program, spec)

@@ -114,7 +114,7 @@ def _check(path: Path, name: str, references: dict[str, Any]) -> None:
 def _register(
     masks: dict[str, Any], scores: dict[str, Any], references: dict[str, Any], inputs: dict[str, Any], path: Path
 ) -> None:
-    from verifier.inputs import register_captured
+    from verifier.input_values import register_captured
     from verifier.oracle import register_mask, register_score
 
     try:

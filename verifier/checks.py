@@ -7,7 +7,7 @@ anything but themselves: O has to be finite everywhere, LSE may be -inf exactly 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from verifier.oracle import Reference
 from verifier.records import CaseError, Witness
 from verifier.tolerance import Errors, errors
+
+#: A rival that is so many times as far off as a candidate may be computes something else.
+RIVAL_SLACK = 16.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,11 @@ class Expected:
     reference: Reference
     trusted: Errors
     limits: Errors
+
+    @property
+    def for_a_rival(self) -> Expected:
+        """With wider limits: a rival's error may be larger than a candidate's, since it is not the one judged."""
+        return replace(self, limits=self.limits.times(RIVAL_SLACK))
 
     def of(self, outputs: Tensor) -> Tensor:
         """The compared rows of an output."""

@@ -26,7 +26,8 @@ from generator.translate.records import Launch
 from verifier.arena import DTYPES, POISON
 from verifier.children import Limits, run_limited
 from verifier.gpu import uuid_of
-from verifier.inputs import Case, call_view, fill, slots_of
+from verifier.input_layout import call_view, fill, slots_of
+from verifier.inputs import Case
 from verifier.own_folder import own_folder
 from verifier.records import Binary, Failed, Witness
 from verifier.trial import Trial, trials_for

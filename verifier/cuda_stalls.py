@@ -22,7 +22,8 @@ from generator.translate.records import Launch
 from verifier.children import Limits, run_limited
 from verifier.cuda_sanitize import NO_LIMIT_BYTES, write_call
 from verifier.gpu import uuid_of
-from verifier.inputs import Case, make_values
+from verifier.input_values import make_values
+from verifier.inputs import Case
 from verifier.own_folder import own_folder
 from verifier.records import Binary
 

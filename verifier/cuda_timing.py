@@ -19,7 +19,8 @@ from verifier.arena import Arena
 from verifier.checks import Expected, Outputs, check_outputs
 from verifier.cuda_sandbox import CudaSandbox
 from verifier.flex_rival import compiler_environment
-from verifier.inputs import Case, call_view, fresh_seed, slots_of
+from verifier.input_layout import call_view, slots_of
+from verifier.inputs import Case, fresh_seed
 from verifier.launch import check_call
 from verifier.oracle import Pairs, heads_of
 from verifier.records import Witness
@@ -144,7 +145,7 @@ class CudaWorkload:
         if unchecked := [name for name in seconds if name not in known.right]:
             self.fresh_values(keep=0)
             pairs = self._some_pairs()
-            expected = _loose(self._expected(pairs))
+            expected = self._expected(pairs).for_a_rival
             for name in unchecked:
                 self._sandbox.must({"do": "answer", "who": name, "set": 0}, 60)
                 finding = check_outputs(replace(self._outputs(pairs), lse=None, unwritten={}), expected)
@@ -254,9 +255,3 @@ class CudaWorkload:
         name = "timed call" if pairs is None else f"timed call, at (sequence, key head) {', '.join(map(str, pairs))}"
         with one_thread():
             return expectation(name, spec, values | self.captured, chosen, pairs)
-
-
-def _loose(expected: Expected) -> Expected:
-    """A rival's error may be larger than a candidate's: it is not the one judged."""
-    limits = expected.limits
-    return replace(expected, limits=type(limits)(*(16 * getattr(limits, f) for f in limits.__slots__)))

@@ -1,23 +1,21 @@
-"""The inputs on which a candidate is judged: shapes, values and memory layouts for a spec, from secret seeds. Judges nothing.
+"""The inputs on which a candidate is judged, as recipes: shapes, kinds of values and layouts for a spec, from secret seeds.
 
-A case is a recipe; `make_values` makes its tensors, `slots_of` says how they lie in memory. Cases come smallest first, so that
-the first failure is also the smallest evidence.
+`verifier.input_values` makes a recipe's tensors, `verifier.input_layout` says how they lie in memory. Cases come smallest first,
+so that the first failure is also the smallest evidence.
 """
 
 from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from generator.binding import Binding, captured_shape, rule_tensors
 from generator.spec import TL_DTYPES, AttentionSpec, Rule
-from verifier.arena import DTYPES, FAR_STRIDE, Place, Slot
+from verifier.arena import DTYPES, Place
 
 #: Tiles of kernels begin at multiples of this.
 TILE_EDGE = 16
@@ -28,7 +26,7 @@ Values = Literal["random", "large", "negative", "dominant", "equal", "ramp", "na
 #: batch entry and head. far: rows so far apart that offsets need more than 31 bits.
 Layout = Literal["plain", "bshd", "sliced", "sliced_4", "sliced_8", "expanded", "far"]
 #: Bytes that rows of a sliced layout begin at multiples of, where that is more than an element.
-ROW_BYTES = {"sliced_4": 4, "sliced_8": 8}
+ROW_BYTES: dict[Layout, int] = {"sliced_4": 4, "sliced_8": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Case:
         total = self.spec.seqlen_q
         if not self.rows or total <= self.rows:
             return torch.arange(total)
-        generator = _generator(self.seed, 7)
+        generator = generator_of(self.seed, 7)
         edges = torch.arange(TILE_EDGE, max(TILE_EDGE, total - 1), TILE_EDGE)
         edges = edges[torch.randperm(len(edges), generator=generator)][: self.rows // 4]
         chosen = torch.cat([torch.tensor([0, total - 1]), edges, edges - 1])
@@ -66,11 +64,9 @@ def fresh_seed() -> int:
     return secrets.randbits(48)
 
 
-def _generator(seed: int, stream: int) -> torch.Generator:
+def generator_of(seed: int, stream: int) -> torch.Generator:
+    """Random numbers of a seed; different streams of one seed have nothing in common."""
     return torch.Generator().manual_seed((seed * 1000003 + stream) % (1 << 62))
-
-
-# -------------------------------------------------------------------------------------------------------------- shapes
 
 
 def bucket(length: int) -> tuple[int, int]:
@@ -84,7 +80,7 @@ def bucket(length: int) -> tuple[int, int]:
 def bucket_corners(spec: AttentionSpec, seed: int) -> tuple[tuple[int, int], ...]:
     """(seqlen_q, seqlen_k) at the corners of the spec's bucket, and one ragged point inside."""
     (q_low, q_high), (k_low, k_high) = bucket(spec.seqlen_q), bucket(spec.seqlen_k)
-    generator = _generator(seed, 11)
+    generator = generator_of(seed, 11)
 
     def inside(low: int, high: int) -> int:
         """An odd length that is no corner, where there is one: high is even, so what comes out stays below it."""
@@ -108,9 +104,6 @@ def _shrunk(rule: Rule, seqlen_k: int, of: int) -> Rule:
     if seqlen_k >= of:
         return rule
     return Rule(rule.name, tuple((k, min(v, bound) if k in shrinks and isinstance(v, int) else v) for k, v in rule.parameters))
-
-
-# --------------------------------------------------------------------------------------------------------------- suite
 
 
 def suite(spec: AttentionSpec, seed: int) -> tuple[Case, ...]:
@@ -166,226 +159,3 @@ def _bucket_cases(spec: AttentionSpec, seed: int) -> list[Case]:
         name = f"{seqlen_q} queries, {seqlen_k} keys"
         cases.append(Case(name, sized, rows=max(16, min(256, (1 << 19) // max(1, seqlen_k * group)))))
     return sorted(cases, key=lambda c: c.spec.seqlen_q * c.spec.seqlen_k)
-
-
-# -------------------------------------------------------------------------------------------------------------- values
-
-
-def make_values(case: Case) -> dict[str, Tensor]:
-    """q (B, H, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv) in the spec's dtype, and what the rules capture, by name."""
-    spec, generator = case.spec, _generator(case.seed, 1)
-    q, k, v = (torch.randn(shape, generator=generator) for shape in _shapes(spec))
-    q, k = _MAKERS[case.values](spec, q, k)
-    dtype = DTYPES[TL_DTYPES[spec.dtype]]
-    tensors = {name: tensor.to(dtype) for name, tensor in (("q", q), ("k", k), ("v", v))}
-    tensors |= captured_values(case)
-    if case.layout == "expanded":
-        for name in ("k", "v"):
-            tensors[name] = tensors[name][:1, :1].expand(tensors[name].shape)
-    if case.values == "nan_beyond_length":
-        for batch, length in enumerate(tensors["KvLen"].tolist()):
-            for name, rubbish in (("k", torch.nan), ("v", torch.inf)):
-                tensors[name][batch, :, length:] = rubbish
-    return tensors
-
-
-def _shapes(spec: AttentionSpec) -> tuple[tuple[int, ...], ...]:
-    q = (spec.batch, spec.num_heads, spec.seqlen_q, spec.head_dim)
-    k = (spec.batch, spec.num_kv_heads, spec.seqlen_k, spec.head_dim)
-    return q, k, (*k[:3], spec.head_dim_v)
-
-
-Maker = Callable[[AttentionSpec, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def _random(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q, k
-
-
-def _large(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores of about +-100: a softmax of raw exponentials overflows."""
-    return q * (100 / _spread(spec)), k
-
-
-def _negative(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Every score near -1e5 (scale positive), below the finite numbers that some take for minus infinity."""
-    size = math.sqrt(1e5 / (abs(spec.scale) or 1) / spec.head_dim)
-    return size + q * 0.01 * size, -(size + k * 0.01 * size)
-
-
-def _dominant(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """One key, not the first, takes nearly all the weight of every row that sees it."""
-    direction = torch.ones(spec.head_dim) / math.sqrt(spec.head_dim)
-    k = k * 0.1
-    k[:, :, spec.seqlen_k // 3] = direction * (30 / (abs(spec.scale) or 1))
-    return direction + q * 0.02, k
-
-
-def _equal(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q, k[:, :, :1].expand(k.shape).clone()
-
-
-def _ramp(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """The running maximum grows all along."""
-    return q, k * torch.linspace(0.1, 30 / _spread(spec), spec.seqlen_k)[:, None]
-
-
-def _nan_beyond_length(spec: AttentionSpec, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    return q, k
-
-
-def _spread(spec: AttentionSpec) -> float:
-    """The standard deviation of a score of two random vectors."""
-    return (abs(spec.scale) or 1) * math.sqrt(spec.head_dim)
-
-
-_MAKERS: dict[Values, Maker] = {
-    "random": _random,
-    "large": _large,
-    "negative": _negative,
-    "dominant": _dominant,
-    "equal": _equal,
-    "ramp": _ramp,
-    "nan_beyond_length": _nan_beyond_length,
-}
-assert set(_MAKERS) == set(get_args(Values))
-
-# ----------------------------------------------------------------------------------------------------- captured tensors
-
-CapturedMaker = Callable[[AttentionSpec, tuple[int, ...], torch.Generator], Tensor]
-
-
-def _document_bounds(spec: AttentionSpec, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Documents of random length, cut on the key axis; a query belongs to the one that its own position lies in."""
-    start, end = (torch.zeros(spec.batch, spec.seqlen_q, dtype=torch.int32) for _ in range(2))
-    for batch in range(spec.batch):
-        num_cuts = int(torch.randint(0, 4, (), generator=generator))
-        cuts = torch.randint(0, spec.seqlen_k + 1, (num_cuts,), generator=generator)
-        edges = torch.cat([torch.tensor([0]), cuts.sort().values, torch.tensor([spec.seqlen_k])])
-        position = torch.arange(spec.seqlen_q).clamp(max=max(0, spec.seqlen_k - 1))
-        which = torch.searchsorted(edges, position, right=True).clamp(1, len(edges) - 1)
-        start[batch], end[batch] = edges[which - 1].int(), edges[which].int()
-    return start, end
-
-
-def _doc_start(spec: AttentionSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return _document_bounds(spec, generator)[0]
-
-
-def _doc_end(spec: AttentionSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return _document_bounds(spec, generator)[1]
-
-
-def _kv_len(spec: AttentionSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Any length from none to all; the last sequence of several is empty, and one of one is ragged."""
-    lengths = torch.randint(0, spec.seqlen_k + 1, shape, generator=generator)
-    if spec.batch == 1:
-        return lengths.clamp(min=spec.seqlen_k // 2 + 1, max=max(1, spec.seqlen_k - 1)).int()
-    lengths[0], lengths[-1] = max(1, spec.seqlen_k - 5), 0
-    return lengths.int()
-
-
-def _slopes(spec: AttentionSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.rand(shape, generator=generator) * 0.5 + 0.004
-
-
-def _sink_logits(spec: AttentionSpec, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    return torch.randn(shape, generator=generator) * 2
-
-
-#: Tensors that rules capture, by name. DocStart and DocEnd are drawn from one stream, so that they belong together.
-CAPTURED: dict[str, CapturedMaker] = {
-    "DocStart": _doc_start,
-    "DocEnd": _doc_end,
-    "KvLen": _kv_len,
-    "Slopes": _slopes,
-    "SinkLogit": _sink_logits,
-}
-
-
-def register_captured(name: str, maker: CapturedMaker) -> None:
-    """Values for a tensor that a user's rule captures. Without one, f32 tensors are normal and i32 ones lie in 0..seqlen_k."""
-    CAPTURED[name] = maker
-
-
-def captured_values(case: Case) -> dict[str, Tensor]:
-    """Every tensor that the spec's rules capture, by name."""
-    tensors = {}
-    for name, captured in rule_tensors(case.spec).items():
-        generator, shape = _generator(case.seed, 3), captured_shape(captured, case.spec)
-        maker = CAPTURED.get(name)
-        if maker is not None:
-            tensors[name] = maker(case.spec, shape, generator)
-        elif captured.dtype == "i32":
-            tensors[name] = torch.randint(0, case.spec.seqlen_k + 1, shape, generator=generator, dtype=torch.int32)
-        else:
-            tensors[name] = torch.randn(shape, generator=generator).to(DTYPES[captured.dtype])
-    return tensors
-
-
-# -------------------------------------------------------------------------------------------------------------- layout
-
-
-def slots_of(case: Case, binding: Binding) -> tuple[Slot, ...]:
-    """How each tensor of the call lies in memory. Names are those of the kernel's parameters."""
-    return tuple(_slot(t.name, t.role, t.dtype, t.shape, t.written, case) for t in binding.tensors)
-
-
-def _slot(name: str, role: str, dtype: str, shape: tuple[int, ...], written: bool, case: Case) -> Slot:
-    if len(shape) < 4:  # LSE and captured vectors
-        step = 2 if case.layout.startswith("sliced") else 1
-        strides = tuple(s * step for s in _contiguous(shape))
-        return Slot(name, dtype, shape, strides, 0, _span(shape, strides), written, case.place)
-    match case.layout:
-        case "plain":
-            strides, offset = _contiguous(shape), 0
-        case "bshd":
-            batch, heads, seqlen, dim = shape
-            strides, offset = (heads * seqlen * dim, dim, heads * dim, 1), 0
-        case "sliced" | "sliced_4" | "sliced_8":
-            step = max(1, ROW_BYTES.get(case.layout, 0) // DTYPES[dtype].itemsize)
-            pitched = _contiguous((*shape[:-1], shape[-1] + 3 * step))
-            strides = tuple(s if n > 1 else 987_654_321 for s, n in zip(pitched[:-1], shape[:-1], strict=True)) + (1,)
-            offset = step
-        case "expanded":
-            strides, offset = _contiguous(shape), 0
-            if role in ("k", "v"):
-                strides = (0, 0, *strides[2:])
-        case "far":
-            row = shape[1] * shape[3]
-            return Slot(name, dtype, shape, (row, shape[3], FAR_STRIDE, 1), 0, row, written, far=True)
-    return Slot(name, dtype, shape, strides, offset, offset + _span(shape, strides), written, case.place)
-
-
-def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
-    strides, step = [], 1
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= max(1, extent)
-    return tuple(reversed(strides))
-
-
-def _span(shape: tuple[int, ...], strides: tuple[int, ...]) -> int:
-    """Elements from the first to the last that the view touches."""
-    if 0 in shape:
-        return 0
-    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-
-
-def call_view(slot: Slot, view: str, spec: AttentionSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Shape and strides as the kernel addresses the tensor: `grouped` drops the one query and splits the heads."""
-    if view == "standard":
-        return slot.shape, slot.strides
-    batch, head, _, *rest = slot.strides
-    shape = (slot.shape[0], spec.num_kv_heads, spec.group, *slot.shape[3:])
-    return shape, (batch, head * spec.group, head, *rest)
-
-
-def fill(views: Mapping[str, Tensor], binding: Binding, values: Mapping[str, Tensor]) -> None:
-    """Copy the values into the arena's views of the inputs."""
-    for t in binding.tensors:
-        if not t.written:
-            view = views[t.name]
-            value = values[t.role if t.role != "captured" else t.name]
-            overlapping = tuple(slice(0, 1) if s == 0 else slice(None) for s in view.stride())
-            view[overlapping].copy_(value[overlapping])

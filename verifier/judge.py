@@ -17,7 +17,7 @@ from generator.translate.records import Launch
 from verifier.arena import Arena
 from verifier.checks import Finding, Outputs, case_error, check_outputs, everything_written
 from verifier.environment import cores_given
-from verifier.inputs import call_view, fill, slots_of
+from verifier.input_layout import call_view, fill, slots_of
 from verifier.launch import LaunchError, check_call
 from verifier.physics import too_large
 from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness

@@ -4,6 +4,7 @@ statistics.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,9 @@ from generator.translate.records import Launch
 from verifier.arena import DTYPES, Arena, Slot
 from verifier.checks import Expected, Outputs, check_outputs
 from verifier.flex_rival import compiler_environment
-from verifier.inputs import Case, Layout, call_view, captured_values, fresh_seed, slots_of
+from verifier.input_layout import call_view, slots_of
+from verifier.input_values import captured_values
+from verifier.inputs import Case, Layout, fresh_seed
 from verifier.launch import check_call
 from verifier.records import Witness
 from verifier.sandbox import CallTensor, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
@@ -120,7 +123,7 @@ class Workload:
 
     def _random_pool(self) -> Tensor:
         """Normal numbers to copy stretches of: as fresh as new ones for whoever remembers, and as cheap as a copy."""
-        largest = max(_numel(t.shape) for t in self._binding.tensors if t.role in ("q", "k", "v"))
+        largest = max(math.prod(t.shape) for t in self._binding.tensors if t.role in ("q", "k", "v"))
         generator = torch.Generator().manual_seed(self._random.randrange(1 << 40))
         return torch.randn(largest + (1 << 16), generator=generator).to(DTYPES[TL_DTYPES[self.spec.dtype]])
 
@@ -176,14 +179,9 @@ class Workload:
         return names, unsupported, rate
 
     def _rival_problem(self, expected: Expected) -> str | None:
-        """A rival that computes something else is no rival. Its error may be larger than a candidate's: it is not the one
-        judged.
-        """
-        loose = replace(
-            expected, limits=type(expected.limits)(*(16 * getattr(expected.limits, f) for f in expected.limits.__slots__))
-        )
+        """A rival that computes something else is no rival."""
         out = self._arena.views[self._names[0]["O"]]
-        finding = check_outputs(Outputs(out, None, {}), loose)
+        finding = check_outputs(Outputs(out, None, {}), expected.for_a_rival)
         return None if finding is None else f"gives another answer: {finding.witness.message}"
 
     def _first_look(self, who: str) -> float:
@@ -222,7 +220,7 @@ class Workload:
         for names in self._names[: num_sets or self.in_use]:
             for t in self._binding.tensors:
                 if t.role in ("q", "k", "v"):
-                    count = _numel(t.shape)
+                    count = math.prod(t.shape)
                     self._given[names[t.name]] = first = self._random.randrange(len(self._pool) - count)
                     self._arena.views[names[t.name]].copy_(self._pool[first : first + count].view(t.shape))
 
@@ -302,7 +300,7 @@ class Workload:
 
     def _values(self, index: int, tensor: BoundTensor) -> Tensor:
         first = self._given[self._names[index][tensor.name]]
-        return self._pool[first : first + _numel(tensor.shape)].view(tensor.shape)
+        return self._pool[first : first + math.prod(tensor.shape)].view(tensor.shape)
 
     def _inputs_unchanged(self, index: int) -> None:
         for t in self._binding.tensors:
@@ -330,13 +328,6 @@ def without_handshake(wall_s: float, handshake_s: float) -> float:
 def aligned(slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     """Buffers as torch allocates them: at the start of pages."""
     return tuple(replace(slot, place="start") for slot in slots)
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for extent in shape:
-        count *= extent
-    return count
 
 
 def workload_captured(case: Case) -> dict[str, Tensor]:

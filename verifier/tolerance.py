@@ -39,6 +39,9 @@ class Errors:
     lse_rms: float
     lse_max: float
 
+    def times(self, factor: float) -> Errors:
+        return Errors(*(factor * getattr(self, f) for f in Errors.__slots__))
+
     def worst(self, other: Errors) -> Errors:
         return Errors(*(max(getattr(self, f), getattr(other, f)) for f in Errors.__slots__))
 

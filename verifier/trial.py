@@ -21,7 +21,8 @@ from verifier import oracle
 from verifier.arena import DTYPES
 from verifier.checks import Expected, Outputs, check_outputs
 from verifier.environment import cores_given
-from verifier.inputs import Case, fresh_seed, make_values, suite
+from verifier.input_values import make_values
+from verifier.inputs import Case, fresh_seed, suite
 from verifier.tolerance import UNIT_ROUNDOFF, limits, plain_errors
 
 #: Inputs larger than this (scores) take no part in the proof; the small ones are many.

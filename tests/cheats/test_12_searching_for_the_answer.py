@@ -30,7 +30,8 @@ def test_seeds_are_not_repeated(spec):
 def test_the_seed_decides_the_values(spec, name):
     import torch
 
-    from verifier.inputs import make_values, suite
+    from verifier.input_values import make_values
+    from verifier.inputs import suite
 
     one, same, other = (make_values(suite(spec, seed)[1])[name] for seed in (1, 1, 2))
     assert torch.equal(one, same) and not torch.equal(one, other)

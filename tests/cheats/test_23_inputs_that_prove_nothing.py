@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from verifier.inputs import make_values, suite
+from verifier.input_values import make_values
+from verifier.inputs import suite
 from verifier.trial import Trial, WeakSuite, expectation, prove, trials_for
 
 

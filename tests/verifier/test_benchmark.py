@@ -131,7 +131,8 @@ def test_quantiles_and_intervals():
 )
 def test_rivals_compute_what_the_oracle_computes(spec):
     from verifier import oracle
-    from verifier.inputs import Case, make_values
+    from verifier.input_values import make_values
+    from verifier.inputs import Case
     from verifier.rivals import Unsupported, prepare
     from verifier.timing import workload_captured
 

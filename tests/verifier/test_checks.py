@@ -8,7 +8,8 @@ import torch
 
 from generator.spec import AttentionSpec, Rule
 from verifier.checks import Outputs, case_error, check_outputs
-from verifier.inputs import Case, make_values
+from verifier.input_values import make_values
+from verifier.inputs import Case
 from verifier.plain import CUT_ORDER, cut_off, plain_attention
 from verifier.tolerance import errors
 from verifier.trial import expectation, make_trial

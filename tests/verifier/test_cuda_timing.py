@@ -15,7 +15,8 @@ from verifier import cuda_benchmark, figures
 from verifier.cuda_benchmark import measure_cuda, rivals_for
 from verifier.cuda_timing import CudaTimingSandbox
 from verifier.flex_rival import mask_mod, score_mod
-from verifier.inputs import Case, captured_values
+from verifier.input_values import captured_values
+from verifier.inputs import Case
 from verifier.oracle import Block, apply_scores, visible
 from verifier.patience import Patience
 from verifier.physics import gpu_floor_s, sampled_work, work_of

@@ -7,9 +7,11 @@ import torch
 
 from generator.binding import bind
 from generator.spec import AttentionSpec, Rule
-from verifier import inputs
+from verifier import input_values, inputs
 from verifier.arena import POISON, Arena, Memory
-from verifier.inputs import Case, bucket, bucket_corners, fill, make_values, slots_of, suite
+from verifier.input_layout import fill, slots_of
+from verifier.input_values import make_values
+from verifier.inputs import Case, bucket, bucket_corners, suite
 from verifier.traps import launch_of
 
 R = Rule.make
@@ -103,7 +105,7 @@ def test_rows_with_nothing_to_see_are_in_the_suite():
 
 def test_padding_has_an_empty_a_full_and_a_ragged_sequence_and_rubbish():
     spec = AttentionSpec(2, 2, 8, 8, 3, 64, 64, masks=(R("padding"),))
-    lengths = inputs.captured_values(Case("padding", spec, seed=1))["KvLen"]
+    lengths = input_values.captured_values(Case("padding", spec, seed=1))["KvLen"]
     assert lengths[-1] == 0 and 0 < lengths[0] < 64
     rubbish = next(c for c in suite(spec, 1) if c.values == "nan_beyond_length")
     values = make_values(rubbish)
@@ -113,7 +115,7 @@ def test_padding_has_an_empty_a_full_and_a_ragged_sequence_and_rubbish():
 def test_documents_cover_every_query_and_belong_together():
     spec = AttentionSpec(2, 2, 8, 8, 2, 40, 40, masks=(R("document"),))
     for seed in range(5):
-        tensors = inputs.captured_values(Case("documents", spec, seed=seed))
+        tensors = input_values.captured_values(Case("documents", spec, seed=seed))
         start, end = tensors["DocStart"], tensors["DocEnd"]
         position = torch.arange(40, dtype=torch.int32)
         assert bool(((start <= position) & (position < end)).all())
@@ -172,7 +174,7 @@ def test_poison_is_not_a_number_in_every_dtype():
 
 
 def test_a_users_captured_tensor_has_the_values_it_asks_for(monkeypatch):
-    monkeypatch.setattr(inputs, "CAPTURED", dict(inputs.CAPTURED))
-    inputs.register_captured("Slopes", lambda spec, shape, generator: torch.full(shape, 0.25))
+    monkeypatch.setattr(input_values, "CAPTURED", dict(input_values.CAPTURED))
+    input_values.register_captured("Slopes", lambda spec, shape, generator: torch.full(shape, 0.25))
     spec = AttentionSpec(3, 3, 8, 8, 1, 4, 4, scores=(R("alibi"),))
-    assert inputs.captured_values(Case("own", spec))["Slopes"].tolist() == [0.25] * 3
+    assert input_values.captured_values(Case("own", spec))["Slopes"].tolist() == [0.25] * 3

@@ -7,7 +7,8 @@ import torch
 
 from generator.spec import AttentionSpec, Rule, SpecError
 from verifier import oracle
-from verifier.inputs import Case, make_values
+from verifier.input_values import make_values
+from verifier.inputs import Case
 from verifier.plain import plain_attention
 
 INF = math.inf
@@ -118,7 +119,8 @@ def test_masks_are_a_conjunction():
 
 @pytest.mark.parametrize("scores", [(), (Rule.make("alibi"), Rule.make("softcap", cap=3.0)), (Rule.make("sink_logit"),)])
 def test_blocks_and_chosen_rows_do_not_change_the_answer(monkeypatch, scores):
-    from verifier.inputs import Case, make_values
+    from verifier.input_values import make_values
+    from verifier.inputs import Case
 
     spec = AttentionSpec(6, 2, 16, 8, 2, 23, 31, masks=(Rule.make("window", left=9), Rule.make("padding")), scores=scores)
     values = make_values(Case("blocks", spec, seed=1))

@@ -27,7 +27,8 @@ from generator.translate import translate
 from generator.translate.records import Translated
 from verifier.compile import compile_translated
 from verifier.environment import isa_levels
-from verifier.inputs import Case, call_view, slots_of
+from verifier.input_layout import call_view, slots_of
+from verifier.inputs import Case
 from verifier.judge import read_binary
 from verifier.launch import CpuKernel, RawTensor, load_cpu
 
