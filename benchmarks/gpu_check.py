@@ -1,6 +1,6 @@
 """Compiles, checks against float64 and times the CUDA translator's kernels on this machine's GPU. No failing case stops another.
 
-    python benchmarks/gpu_check.py --out FILE.json [--phases check,bits,tune80,tune75,tune90,bench,variants] [--budget-s 540]
+    python benchmarks/gpu_check.py --out FILE.json [--phases smoke,check,bits,tune90,bench90,...] [--budget-s 540]
 
 Every case runs in a child of its own with a time limit. The table comes last; the file has every number.
 """
@@ -52,7 +52,7 @@ def time_group(
             calls[name] = Kernel(translated, binary).prepared(s, tensors)
             calls[name]()
             torch.cuda.synchronize()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - a kernel that cannot be called is a finding
             calls.pop(name, None)
             unsupported[name] = f"{type(error).__name__}: {str(error)[:200]}"
     other = cases.rivals(torch, s, q, k, v, wanted)
@@ -322,7 +322,7 @@ def run(session: Session, phases: Sequence[str]) -> None:
         log(f"== {phase}, {session.left:.0f} s left")
         try:
             phase_of(session, phase)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - the other phases go on
             session.say(f"phase {phase} stopped: {type(error).__name__}: {error}")
 
 

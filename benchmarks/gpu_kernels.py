@@ -42,7 +42,7 @@ def compile_one(b: Build) -> tuple[Build, dict[str, Any], Translated | None, Bin
         binary = compile_cuda(translated, CACHE, Limits(wall_s=150), arch=b.arch)
         if not isinstance(binary, Binary):
             return b, {"error": f"{binary.reason}: {binary.log[:400]}"}, translated, None
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - a kernel that cannot be built is a finding
         return b, {"error": f"{type(error).__name__}: {str(error)[:400]}"}, None, None
     row = {"compile_s": round(binary.compile_s, 2), **binary.resources, "notes": translated.schedule["notes"]}
     return b, row, translated, binary
@@ -91,7 +91,7 @@ def in_child(limit_s: float, work: Callable[..., Any], *args: Any) -> dict[str, 
 
             torch.set_num_threads(2)
             result: dict[str, Any] = {"result": work(*args)}
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:  # noqa: BLE001 - whatever ends the work is its result
             result = {"error": f"{type(error).__name__}: {str(error)[:500]}"}
         there.send(result)
         os._exit(0)
