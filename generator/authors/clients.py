@@ -221,7 +221,7 @@ class RecordedClient:
 
 
 class ScriptedClient:
-    """Answers from a function; for tests and for `--author` plug-ins that are not HTTP."""
+    """Answers from a function: for tests, and for whoever asks a model in another way than by HTTP."""
 
     def __init__(self, answer: Callable[[Request], Awaitable[Answer]]) -> None:
         self._answer = answer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from generator.canonical import digest
@@ -12,6 +12,8 @@ Role = Literal["system", "user", "assistant"]
 
 @dataclass(frozen=True, slots=True)
 class Message:
+    """One turn of a conversation."""
+
     role: Role
     content: str
 
@@ -56,6 +58,8 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
+    """A request with its answer: what is kept of a conversation."""
+
     request: Request
     answer: Answer
 
@@ -95,4 +99,3 @@ class Sampling:
     temperature: float | None = None
     seed: int | None = None
     token_limit: int = 32768
-    extra: dict[str, Any] = field(default_factory=dict)
