@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from generator.tl.ir import Allocate, Argument, For, Program, walk_statements
+from generator.tl.ir import Allocate, Argument, For, Program, Var, walk_statements
 from generator.translate.cpu.copies import declare_load, declare_matrix, enter_matrix, pack_shared
-from generator.translate.cpu.limits import grows_with, rises
+from generator.translate.cpu.limits import sees_more
 from generator.translate.cpu.names import tile_name
 from generator.translate.cpu.ops import Product, Tile, every
 from generator.translate.cpu.unit import Unit, indent
 from generator.translate.cpu.widths import cache_lines, chunks, padded
+from generator.translate.passes.affine import grows_with
 
 #: Headers that every kernel starts with, in the order in which they use each other; bf16.h comes behind where it is needed.
 RUNTIME = ("simd.h", "call.h", "limits.h", "tiles.h")
@@ -168,9 +169,9 @@ def _pack(unit: Unit) -> list[str]:
 
 def longest_first(unit: Unit, axis: int) -> bool:
     """Along the fastest axis, blocks that visit more tiles start first, so that no thread ends with a long one."""
-    name = unit.program.axes[axis].name
+    place = Var(unit.program.axes[axis].name)
     bounds = [s.hi for s in walk_statements(unit.program.code) if isinstance(s, For)]
-    grows = any(rises(e, name) for e in bounds) or any(grows_with(name, tests) for tests in unit.limits.values())
+    grows = any(grows_with(e, place) for e in bounds) or any(sees_more(place, tests) for tests in unit.limits.values())
     return axis == 0 and grows
 
 

@@ -16,7 +16,7 @@ from generator.tl.types import Rank
 from generator.translate.cpu.names import folded
 from generator.translate.cpu.ops import Loop, Step, every
 from generator.translate.cpu.types import Types
-from generator.translate.passes.affine import Affine, affine, extremum, to_expr
+from generator.translate.passes.affine import Affine, extremum, grows_with, to_expr
 from generator.translate.passes.analysis import LoopPlan
 from generator.translate.passes.conditions import AllOf, AnyOf, Condition, conjuncts
 from generator.translate.passes.conditions import Limit as Form
@@ -216,19 +216,6 @@ def seen_by_row(tests: LimitTests) -> str | None:
     return f"{{{', '.join(at + by)}}}"
 
 
-def grows_with(axis: str, tests: LimitTests) -> bool:
+def sees_more(axis: Var, tests: LimitTests) -> bool:
     """Whether a larger value of a grid axis lets rows see more: such blocks take longer."""
-    return any(isinstance(x, Limit) and x.upper and rises(x.bound, axis) for x in conjuncts_of(tests.seen))
-
-
-def rises(e: Expr, name: str) -> bool:
-    """Whether a whole number grows with a variable, as far as rules tell."""
-    match e:
-        case Op("min" | "max", args):
-            return any(rises(a, name) for a in args)
-        case Op("//" | "ceildiv", (a, _)):
-            return rises(a, name)
-    form = affine(e)
-    return form is not None and (
-        form.coefficient(Var(name)) > 0 or any(c > 0 and s != e and rises(s, name) for s, c in form.terms)
-    )
+    return any(isinstance(x, Limit) and x.upper and grows_with(x.bound, axis) for x in conjuncts_of(tests.seen))

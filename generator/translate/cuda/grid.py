@@ -8,7 +8,7 @@ from generator.tl.ir import ROWS, Expr, Num, Op, Var, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.unit import Unit
 from generator.translate.passes import LoopPlan, TileRange
-from generator.translate.passes.affine import affine
+from generator.translate.passes.affine import grows_with
 from generator.translate.passes.ranges import ROW_FIRST, ROW_LAST
 
 
@@ -47,19 +47,6 @@ def longest_first(u: Unit) -> bool:
     """Whether blocks further along the first axis run more iterations: then they should start first."""
     first = Var(u.program.axes[0].name)
     return any(grows_with(plan.range.hi, first) for plan in u.analysis.loops)
-
-
-def grows_with(e: Expr, symbol: Expr) -> bool:
-    """Whether some linear part of a bound grows with a symbol."""
-    match e:
-        case Op("max" | "min", args):
-            return any(grows_with(a, symbol) for a in args)
-        case Op("//" | "ceildiv", (a, _)):
-            return grows_with(a, symbol)
-    form = affine(e)
-    if form is None:
-        return False
-    return form.coefficient(symbol) > 0 or any(c > 0 and s != e and grows_with(s, symbol) for s, c in form.terms)
 
 
 def live_rows(u: Unit) -> str:

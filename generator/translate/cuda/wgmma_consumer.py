@@ -14,8 +14,13 @@ from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.wgmma_kernel import cursor
 from generator.translate.cuda.wgmma_loop import COLUMN_UNIT, Loop
 from generator.translate.cuda.wgmma_operations import PAIR, Operations, held
+from generator.translate.cuda.wgmma_rotated import RotatedLoop
+from generator.translate.cuda.wgmma_straight import PlainLoop, StreamLoop
 from generator.translate.cuda.wgmma_tiles import ends_inside, in_ring, is_k_major
 from generator.translate.passes.scope import uses_of
+
+#: Kind of schedule (`passes.schedule`) -> what writes such a loop.
+LOOPS: dict[str, type[Loop]] = {"rotated": RotatedLoop, "stream": StreamLoop, "plain": PlainLoop}
 
 
 @dataclass
@@ -84,9 +89,8 @@ class Consumer(Operations):
                 case For():
                     last = not any(isinstance(x, For) for x in rest)
                     tail, rest = (rest, []) if last else (_straight(rest), rest[len(_straight(rest)) :])
-                    Loop(
-                        self, u.analysis.loops[k], k, [x for x in tail if x not in loads], delayed if k == 0 else set(), last
-                    ).write()
+                    plan, after = u.analysis.loops[k], [x for x in tail if x not in loads]
+                    LOOPS[plan.schedule.kind](self, plan, k, after, delayed if k == 0 else set()).write()
                     k += 1
                 case _:
                     self.statement(s)

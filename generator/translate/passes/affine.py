@@ -82,6 +82,19 @@ def affine(e: Expr) -> Affine | None:
     return symbol(e)
 
 
+def grows_with(e: Expr, symbol: Expr) -> bool:
+    """Whether some linear part of an integer expression grows with a symbol, as far as rules tell."""
+    match e:
+        case Op("max" | "min", args):
+            return any(grows_with(a, symbol) for a in args)
+        case Op("//" | "ceildiv", (a, _)):
+            return grows_with(a, symbol)
+    form = affine(e)
+    if form is None:
+        return False
+    return form.coefficient(symbol) > 0 or any(c > 0 and s != e and grows_with(s, symbol) for s, c in form.terms)
+
+
 def to_expr(form: Affine) -> Expr:
     """The form as an expression again, positive terms first so that it reads well."""
     out: Expr | None = None
