@@ -58,9 +58,6 @@ ANSWER_S, KILLS_A_SWEEP = 0.3, 4
 PARTS = ("queue_s", "compile_s", "verify_s", "measure_s")
 
 
-# --------------------------------------------------------------------------------------------------------- the server
-
-
 def completion(text: str) -> bytes:
     choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
     usage = {"prompt_tokens": 100, "completion_tokens": 50}
@@ -139,9 +136,6 @@ def two_wrong_then_right(question: str) -> str:
     if "What was found" in question:
         return "```tl\n" + "\n".join(line for line in right.split("\n") if "Reshape" not in line) + "```"
     return "```tl\n" + right.replace("Compute", "Komputiere", 1) + "```"
-
-
-# ------------------------------------------------------------------------------------------------------------ the bars
 
 
 def sweep(folder: Path, url: str, cache: Path) -> subprocess.Popen[str]:

@@ -46,9 +46,6 @@ SPECS = tuple(
 )
 
 
-# ---------------------------------------------------------------------------------------------------------- making rows
-
-
 def templates() -> pa.Table:
     """Whole rows of each problem: verified, wrong, and not compiled."""
     base = {"target": "cpu", "translator_version": "1", "harness_version": "1", "author": "rules", "sweep_id": "scale"}
@@ -130,9 +127,6 @@ def build_loose(folder: Path, rows: int, rows_a_part: int) -> store.Catalog:
     finally:
         os.fsync = wait
     return cat
-
-
-# ------------------------------------------------------------------------------------------------------------ measuring
 
 
 def selections(uri: str) -> dict[str, Callable[[], Any]]:

@@ -65,9 +65,6 @@ class Effort:
 FULL, QUICK = Effort(25, 5, 6.0, 3, 6), Effort(5, 3, 3.0, 1, 3)
 
 
-# ------------------------------------------------------------------------------------------------------------- our kernel
-
-
 def our_call(case: Case, inputs: Inputs, holes: dict[str, int], target: Target) -> Callable[[], Any]:
     """A function that allocates the outputs, runs our kernel and returns O."""
     import torch
@@ -109,9 +106,6 @@ def tune(case: Case, inputs: Inputs, target: Target, effort: Effort) -> dict[str
         made = list(crew.map(lambda c: our_call(case, inputs, c, target), choices))
     times = take_turns({json.dumps(c): call for c, call in zip(choices, made, strict=True)}, replace(effort, calls=6))
     return json.loads(min(times, key=lambda name: min(times[name])))
-
-
-# ---------------------------------------------------------------------------------------------------------------- timing
 
 
 def take_turns(functions: dict[str, Callable[[], Any]], effort: Effort) -> dict[str, list[float]]:
@@ -171,9 +165,6 @@ def children(args: argparse.Namespace, target: Target, effort: Effort) -> dict[s
     holes = json.loads(args.holes)
     cases = [c.with_dtype(args.dtype[0]) for c in CASES if c.name in args.children]
     return {c.name: child(c, target, effort, holes.get(c.name), args.flex) for c in cases}
-
-
-# ---------------------------------------------------------------------------------------------------------------- report
 
 
 def summary(case: Case, runs: list[dict[str, Any]]) -> dict[str, Any]:

@@ -163,9 +163,6 @@ def visible_pairs(s: AttentionSpec) -> float:
     return float(heads * sq * sk)
 
 
-# -------------------------------------------------------------------------------------------------------------- tensors
-
-
 def torch_dtype(torch: Any, dtype: str) -> Any:
     return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[dtype]
 
@@ -200,9 +197,6 @@ def captured(torch: Any, s: AttentionSpec) -> dict[str, Any]:
         "SinkLogit": torch.linspace(-1, 1, s.num_heads, device="cuda"),
         "KvLen": torch.full((s.batch,), s.seqlen_k, device="cuda", dtype=torch.int32),
     }
-
-
-# --------------------------------------------------------------------------------------------------------------- rivals
 
 
 FLEX = {"flex": gpu_flex.as_compiled, "flex-mma": gpu_flex.on_mma_sync}

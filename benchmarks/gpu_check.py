@@ -27,8 +27,6 @@ from generator.spec import AttentionSpec  # noqa: E402
 from generator.translate.records import Translated  # noqa: E402
 from verifier.records import Binary  # noqa: E402
 
-# --------------------------------------------------------------------------------------------------------------- timing
-
 
 def time_group(
     s: AttentionSpec, ours: list[tuple[str, Translated, Binary]], wanted: tuple[str, ...], seconds: float
@@ -94,9 +92,6 @@ def alternate(torch: Any, calls: dict[str, Callable[[], Any]], seconds: float) -
     return {n: [a.elapsed_time(b) for a, b in pairs] for n, pairs in events.items()}
 
 
-# --------------------------------------------------------------------------------------------------------------- phases
-
-
 class Session:
     """What has been built and found so far."""
 
@@ -134,8 +129,6 @@ class Session:
     def say(self, line: str) -> None:
         self.table.append(line)
         log(line)
-
-    # ---------------------------------------------------------------------------------------------------- correctness
 
     def check(self, builds: Sequence[Build]) -> None:
         self.compile(builds)
@@ -194,8 +187,6 @@ class Session:
             different = [n for n, same in outcome.get("result", {}).items() if not same]
             self.say(f"same bits, {target}: {outcome.get('error') or (different or 'all')}")
         self.save()
-
-    # --------------------------------------------------------------------------------------------------------- speed
 
     def time(
         self, title: str, s: AttentionSpec, builds: Sequence[Build], wanted: tuple[str, ...], seconds: float = 0.8

@@ -90,9 +90,6 @@ def compile_ahead(described: dict[str, Any], folder: Path, cache: Path) -> int:
     return len(jobs)
 
 
-# -------------------------------------------------------------------------------------------------------------- sweeping
-
-
 def sweep(devices: str, described: dict[str, Any], folder: Path, cache: Path, limit_s: float) -> dict[str, Any]:
     """Runs the plan on the devices that CUDA_VISIBLE_DEVICES names, as far as it comes in the time: its end and its rows."""
     folder.mkdir()
@@ -166,9 +163,6 @@ def spent(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
     return {part: round(statistics.fmean(row[part] or 0.0 for row in rows), 3) for part in parts} if rows else {}
 
 
-# ------------------------------------------------------------------------------------------------------------- comparing
-
-
 def compare(one: Sequence[dict[str, Any]], every: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Medians of the same attempts in both sweeps, all over one: on the same card, which shows how much a repetition differs, and
     on another; of how many the calls' spreads (20th to 80th) meet; and whether both chose the same kernel for each problem.
@@ -205,9 +199,6 @@ def fastest(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if row["reason_code"] == "ok" and row["p50_s"] < best.get(row["spec_name"], {"p50_s": float("inf")})["p50_s"]:
             best[row["spec_name"]] = row
     return best
-
-
-# ------------------------------------------------------------------------------------------------------------------ main
 
 
 def options() -> argparse.Namespace:

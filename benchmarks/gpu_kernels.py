@@ -30,9 +30,6 @@ def log(*words: object) -> None:
     print(f"[{time.monotonic() - START:6.1f}]", *words, flush=True)
 
 
-# -------------------------------------------------------------------------------------------------------------- building
-
-
 def compile_one(b: Build) -> tuple[Build, dict[str, Any], Translated | None, Binary | None]:
     """The build's row: why there is no kernel, or what the compiler says of it."""
     try:
@@ -76,9 +73,6 @@ class Kernel:
         call = self.loaded.prepare(order, [x.value for x in binding.scalars])
         stream = torch.cuda.current_stream().cuda_stream
         return lambda: call.run(stream)
-
-
-# ------------------------------------------------------------------------------------------------------------- children
 
 
 def in_child(limit_s: float, work: Callable[..., Any], *args: Any) -> dict[str, Any]:

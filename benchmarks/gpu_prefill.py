@@ -53,9 +53,6 @@ def time_cell(cell: Cell, ours: Built, rounds: int, heat_s: float) -> dict[str, 
     return {"kernel": ours[0], "ms": times, "rms": sampled_error(torch, s, sets[0]), "unsupported": rivals[0].unsupported}
 
 
-# --------------------------------------------------------------------------------------------------------------- merge
-
-
 def quantiles(ms: Sequence[float]) -> dict[str, float]:
     ordered = sorted(ms)
     at = {"q10": 0.1, "median": 0.5, "q90": 0.9}
@@ -129,9 +126,6 @@ def _verdict(row: str, bars: tuple[float, float], ratios: Sequence[tuple[float, 
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- resume
-
-
 def continued(stored: Mapping[str, Sequence[Any]], chosen: Sequence[Cell], winners: Mapping[Job, Built], place: str) -> Results:
     """What counts of an earlier run: times in the same place of the very kernels that would be timed now.
 
@@ -164,9 +158,6 @@ def write(out: Path, facts: Mapping[str, Any], runs: Sequence[Any], results: Res
     write_whole(out / "samples.json", json.dumps({c.name: r for c, r in results.items()}))
     write_whole(out / "table.txt", "\n".join(lines) + "\n")
     return lines
-
-
-# ---------------------------------------------------------------------------------------------------------------- main
 
 
 def arguments() -> argparse.Namespace:

@@ -49,9 +49,6 @@ class Finding:
     winner: str = ""
 
 
-# ------------------------------------------------------------------------------------------------------------- kernels
-
-
 def candidates(kind: tuple[str, AttentionSpec], count: int) -> list[Build]:
     target, s = kind
     choices = ordered_choices(RuleAuthor().code(s, target), TARGETS[target], {})
@@ -92,9 +89,6 @@ def compile_every(builds: Sequence[Build]) -> dict[Build, Built]:
             log("  build", b.name, "spills", row["spill_bytes"])
         out[b] = (b.name, translated, binary)
     return out
-
-
-# -------------------------------------------------------------------------------------------------------------- search
 
 
 def searches(all_cells: Sequence[Cell]) -> dict[Job, AttentionSpec]:
@@ -223,9 +217,6 @@ def _searched(
         tiles, hints = ({b.name: texts[b] for b in own} for own in (by_kind[job[0]], tried[job]))
         findings.append(Finding(place, call_of(job, jobs[job]), tiles, first[job][0], hints, last[job][0]))
     return winners | last, findings
-
-
-# --------------------------------------------------------------------------------------------------------------- files
 
 
 def read_findings(path: Path) -> list[Finding]:

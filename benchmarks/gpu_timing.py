@@ -14,8 +14,6 @@ from gpu_cases import Rule
 
 from generator.spec import AttentionSpec
 
-# ------------------------------------------------------------------------------------------------------------ children
-
 
 def streamed(work: Callable[[Any], Any], items: Sequence[Any], limit_s: float, deadline: float) -> Iterator[tuple[Any, Any]]:
     """(item, result) of each item, worked on in turn by one forked child; another child goes on behind an item that ends one.
@@ -61,9 +59,6 @@ def _serve(there: Any, work: Callable[[Any], Any], items: Sequence[Any], deadlin
             break
     there.close()
     os._exit(0)
-
-
-# -------------------------------------------------------------------------------------------------------------- timing
 
 
 def input_sets(torch: Any, s: AttentionSpec, count: int) -> list[dict[str, Any]]:

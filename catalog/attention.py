@@ -248,9 +248,6 @@ def flash_attn_with_kvcache(
     return _flash_result(*answered, need_lse, False)
 
 
-# -------------------------------------------------------------------------------------------------------------- parts
-
-
 def _count_miss(call: AttentionCall) -> None:
     outcomes.count_call()
     serving.server().miss(call, _override())
@@ -273,9 +270,6 @@ def _one_of(first: Tensor | None, second: Tensor | None, *names: str) -> Tensor 
     if first is not None and second is not None:
         raise ValueError(f"{names[0]}, {names[1]}: two names of one argument; expected one of them")
     return second if first is None else first
-
-
-# ------------------------------------------------------------------------------------------------- calls, described only
 
 
 def _flash_arguments(a: dict[str, Any]) -> FlashArguments:

@@ -70,8 +70,6 @@ class AttentionCall:
         return f"{self.function} {self.device} {sizes} {self.dtypes[0]} {rules}{scores}" + (" +lse" if self.need_lse else "")
 
 
-# ----------------------------------------------------------------------------------------------------- what tensors are
-
 #: Types whose operations are torch's own. A Parameter under no_grad is a plain tensor.
 PLAIN_TYPES = frozenset({Tensor, torch.nn.Parameter})
 
@@ -149,9 +147,6 @@ def sizes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         "strides": tuple(x.stride() for x in (q, k, v)),
         "address_bits": (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 63,
     }
-
-
-# ---------------------------------------------------------------------------------------------------------- the rules
 
 
 def causal_forms(seqlen_q: int, seqlen_k: int, aligned: str) -> tuple[tuple[Rule, ...], ...]:

@@ -141,9 +141,6 @@ def describe_kvcache(
     return _without_sizes(name, query, [*tensor_blockers(("q", query), ("k_cache", k_cache)), reason("argument", why)])
 
 
-# -------------------------------------------------------------------------------------------------------------- parts
-
-
 def _row_rules(arguments: FlashArguments) -> tuple[Rule, ...]:
     padding: tuple[Rule, ...] = () if arguments.lengths is None else (Rule.make("padding"),)
     return padding if arguments.documents is None else (*padding, Rule.make("document"))

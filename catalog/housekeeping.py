@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 GRACE = dt.timedelta(hours=24)
 
 
-# ------------------------------------------------------------------------------------------------------------------- gc
-
-
 @dataclass(frozen=True, slots=True)
 class Garbage:
     """What gc deleted, or would: artifacts that no row names, files that killed programs left, and their bytes together."""
@@ -75,9 +72,6 @@ def referenced_artifacts(catalog: Catalog) -> set[str]:
         for column in table.columns:
             named.update(pc.unique(column).drop_null().to_pylist())
     return named
-
-
-# ---------------------------------------------------------------------------------------------------------------- merge
 
 
 @dataclass(frozen=True, slots=True)

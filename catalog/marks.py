@@ -102,9 +102,6 @@ def read_all(location: Location, folder: str, kind: type, known: dict[str, Any] 
     return tuple(known[file] for file in files)
 
 
-# --------------------------------------------------------------------------------------------------------- compactions
-
-
 def commit(location: Location, compaction: Compaction) -> bool:
     """Makes a compaction hold; False when there is one of its number or a later one. Two copies: no part is found without it."""
     file = f"{COMPACTIONS}/{compaction.number:08d}.json"

@@ -85,9 +85,6 @@ def tagged(table: pa.Table) -> pa.Table:
     return table.append_column(KEY_TAG, pa.array(map(key_tag, table["attempt_key"].to_pylist()), pa.int64()))
 
 
-# ------------------------------------------------------------------------------------------------------------- writing
-
-
 def encode(table: pa.Table, *, compacted: bool = False) -> bytes:
     """A table of the schema as the bytes of a part, columns that are all null left out. Compacted parts are sorted, tagged."""
     table = conform(table, schema.SCHEMA)

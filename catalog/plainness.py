@@ -46,8 +46,6 @@ def _is_float(x: object) -> bool:
     return isinstance(x, int | float) or (isinstance(x, Real) and type(x).__module__ == "numpy")
 
 
-# ------------------------------------------------------------------------------------------------ the same as last time
-
 # torch.compile's own guard on tensors compares type, dispatch keys (so subclasses, autocast, functorch, lazy negation), dtype,
 # device, need of gradients, shape and strides in one C++ call, several times faster than a key can be made. It is no public
 # interface: it is used only where a trial at import shows that it tells apart what has to be told apart; elsewhere the key is

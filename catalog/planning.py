@@ -56,9 +56,6 @@ def call_of_spec(spec: AttentionSpec, device: str = "cpu") -> AttentionCall:
     )  # fmt: skip
 
 
-# --------------------------------------------------------------------------------------------------------------- plans
-
-
 class Plan:
     """One decision, bound to a device, a dtype, a layout and shapes. Immutable; threads may share it.
 
@@ -152,9 +149,6 @@ def _bind(
     return bound_kernel(loaded.entry, call, spec, out, captured, parallel=0 if serving.forked else None)
 
 
-# ------------------------------------------------------------------------------------------------------------- warm-up
-
-
 @dataclass(frozen=True, slots=True)
 class Warmed:
     """What warm-up did for one spec or kernel. kernel_id None: torch will answer, for these reasons."""
@@ -232,9 +226,6 @@ def _warm_kernel(kernel: CatalogKernel, device: str) -> Warmed:
     except LoadFailed as failure:
         return Warmed(str(kernel.example), None, (failure.reason,), time.perf_counter() - started)
     return Warmed(str(kernel.example), kernel.kernel_id, (), time.perf_counter() - started)
-
-
-# ---------------------------------------------------------------------------------------------------------- what there is
 
 
 def has_kernel(spec: AttentionSpec, device: str = "cpu") -> bool:

@@ -131,8 +131,6 @@ class View:
         latest[rank[np.setdiff1d(winners, winners[beaten])]] = True
         return Resolved(pa.array(latest), allowed, loose.num_rows - kept.num_rows, dead)
 
-    # ------------------------------------------------------------------------------------------------ the two kinds of rows
-
     def _compacted(
         self,
         columns: Sequence[str],
@@ -241,8 +239,6 @@ class View:
                 if np.isin(held, tags).any():
                     tables.append(self._read([entry], _IDENTITY, pc.field("attempt_key").isin(keys)))
         return pa.concat_tables(tables)
-
-    # ---------------------------------------------------------------------------------------------------------- revocations
 
     def _overlay_columns(self) -> tuple[str, ...]:
         return ("row_id", "binary_hash", "revoked_at", "revoked_reason") if self.snapshot.revocations else ()

@@ -115,9 +115,6 @@ def matching_spec(call: AttentionCall, kernel: CatalogKernel) -> AttentionSpec |
     return None
 
 
-# -------------------------------------------------------------------------------------------------------------- filters
-
-
 def _requested(question: Question, kernel: CatalogKernel) -> Iterator[Reason]:
     wanted = question.override.ids if question.override is not None else question.settings.force
     if wanted and not _named(kernel, wanted):
@@ -270,9 +267,6 @@ _RANK = {
     )
     for code in codes
 }
-
-
-# ---------------------------------------------------------------------------------------------------------------- times
 
 
 def _measured_for(question: Question, kernel: CatalogKernel) -> Measured | None:

@@ -67,8 +67,6 @@ class Server:
         self._source: Source | Reason | None = None
         self._lock_file: lockfile.Lock | None = None
 
-    # ---------------------------------------------------------------------------------------------------------- frames
-
     def frame(self, key: Any, call: AttentionCall, override: Override | None, bind: Bind) -> Frame:
         """The frame for a key that had none. Raises NoKernelError in strict mode, or where a kernel is required."""
         with self.lock:
@@ -145,8 +143,6 @@ class Server:
         outcomes.warn_once(decision.reasons[0], decision.call)
         if self.settings.on_miss is not None:
             self.settings.on_miss(decision)
-
-    # -------------------------------------------------------------------------------------------------------- decisions
 
     def decide(self, call: AttentionCall, override: Override | None = None) -> Decision:
         """What would answer this call. Loads nothing."""
@@ -264,8 +260,6 @@ def this_machine(device: str) -> Machine:
     return Machine(key.hash, str(key), cpu_flags(), ISA_NEEDS, driver_cuda())
 
 
-# ------------------------------------------------------------------------------------------------------- the one in force
-
 _server: Server | None = None
 _frozen = False
 _making = threading.Lock()
@@ -326,9 +320,6 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-# --------------------------------------------------------------------------------------------------------- what happened
 
 
 def last_decision() -> Decision | None:

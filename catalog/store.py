@@ -101,8 +101,6 @@ class Catalog:
         """Files that the latest query left out, when opened with damaged="skip"."""
         return tuple(self._seen.problems) if self._seen else ()
 
-    # -------------------------------------------------------------------------------------------------------------- reading
-
     def view(self) -> View:
         """The catalog as it is now. For several queries of one state; the methods below take a fresh one each time."""
         taken = self.snapshot(allow_missing=self._skip_damaged)
@@ -179,8 +177,6 @@ class Catalog:
             raise QueryError(f"row id: {prefix!r} is the beginning of {len(ids)} rows ({some}, ...); give more digits")
         latest: dict[str, Any] = max(found, key=lambda row: row["sequence"])
         return latest
-
-    # -------------------------------------------------------------------------------------------------------------- writing
 
     def writer(self, run_id: str, writer_id: str | None = None) -> writing.Writer:
         """A context manager whose `append(row)` makes a row durable. Raises FencedRun when a later run superseded this one."""

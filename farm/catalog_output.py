@@ -58,9 +58,6 @@ def print_record(record: Any, sentence: str, as_json: bool) -> None:
     print(as_json_text(record) if as_json else sentence)
 
 
-# ----------------------------------------------------------------------------------------------------------------- rows
-
-
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], as_json: bool) -> None:
     if as_json:
         print(as_json_text(list(rows)))
@@ -97,9 +94,6 @@ def describe_spec(text: str) -> str:
         return str(spec_from_plain(json.loads(text)))
     except (ValueError, KeyError, TypeError):  # of a later version
         return text
-
-
-# -------------------------------------------------------------------------------------------------------------- one row
 
 
 def print_row(held: Catalog, row: dict[str, Any], as_json: bool) -> None:
@@ -173,9 +167,6 @@ def warnings_of(held: Catalog, row: Mapping[str, Any]) -> list[str]:
         if not held.artifacts.exists(row[name])
     ]
     return said
-
-
-# -------------------------------------------------------------------------------------------------- choices and changes
 
 
 def print_choices(choices: Sequence[Choice], as_json: bool) -> None:

@@ -115,8 +115,6 @@ class Reader:
             self.wrong(f"expected at least one of {', '.join(allowed)}, found none")
         return tuple(dict.fromkeys(self.all(lambda r: r.one_of(*allowed))))
 
-    # -------------------------------------------------------------------------------------------------- scalars
-
     def whole(self, lo: int = 1, hi: int = 2**31 - 1) -> int | None:
         if isinstance(self.value, int) and not isinstance(self.value, bool) and lo <= self.value <= hi:
             return self.value

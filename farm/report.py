@@ -77,9 +77,6 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else math.nan
 
 
-# ------------------------------------------------------------------------------------------------------------- sections
-
-
 def _device(device: tuple[str, str], best: list[Row]) -> list[str]:
     ratios = [r["ratio_p50"] for r in best if r["ratio_p50"]]
     said = ""
@@ -146,9 +143,6 @@ def _ratios_plot(best: list[Row], width: int = 900) -> str:
             out.append(f'<line x1="{a:.1f}" x2="{b:.1f}" y1="{y + 9.5}" y2="{y + 9.5}" stroke="currentColor"/>')
         out.append(f'<text x="{max(end, start) + 6:.1f}" y="{y + 14}">{r["ratio_p50"]:.2f}x</text>')
     return "\n".join([*out, "</svg>"])
-
-
-# ---------------------------------------------------------------------------------------------------------- small parts
 
 
 def _name(row: Row) -> str:

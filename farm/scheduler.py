@@ -187,8 +187,6 @@ class Sweep:
                 break
         return row
 
-    # ---------------------------------------------------------------------------------------------------- one try
-
     async def _shared(self, job: Job) -> Row:
         """Two searches may ask for the same attempt: it is made once."""
         if (running := self._in_hand.get(job.key)) is not None:
@@ -267,8 +265,6 @@ class Sweep:
         self.counts.by_reason[row["reason_code"]] += 1
         self.display.ended(job, row)
         return row
-
-    # --------------------------------------------------------------------------------------------------- small parts
 
     @property
     def _is_over(self) -> bool:

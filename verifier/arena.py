@@ -178,8 +178,6 @@ class Arena:
         """First and last (exclusive) byte in the file of a tensor with the bands around it."""
         return self._extents[name]
 
-    # ------------------------------------------------------------------------------------------------ before and after
-
     def poison(self) -> None:
         """Everything: guards, gaps between elements, outputs, inputs."""
         self.bytes.view(np.uint64)[:] = POISONED_WORD

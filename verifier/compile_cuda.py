@@ -149,8 +149,6 @@ def _failed(ended: Ended, limits: Limits) -> CompileFailed:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- what it holds
-
 REPORT = re.compile(
     r"Compiling entry function '(?P<entry>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
     r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",

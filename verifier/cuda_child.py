@@ -228,9 +228,6 @@ class CudaChild:
         return "done"
 
 
-# ------------------------------------------------------------------------------------------------------------ starting
-
-
 def first_device() -> tuple[Any, Any, Any]:
     """PyCUDA, the first visible device, and its primary context, pushed. Raises whatever is wrong with driver or package."""
     with contextlib.suppress(Exception):  # PyCUDA wants cuRAND, which may lie in a Python package of its own

@@ -53,8 +53,6 @@ class CudaSandbox(Sandbox):
             "CUDA_MODULE_LOADING": "EAGER",
         }  # fmt: skip
 
-    # ------------------------------------------------------------------------------------------------------- life
-
     def hear_start(self) -> None:
         started = self._hear("start", max(self.limits.start_s, _START_S))
         if not isinstance(started, dict):
@@ -86,8 +84,6 @@ class CudaSandbox(Sandbox):
     def extra_threads(self) -> int:
         """The driver has threads of its own, and device code cannot start any."""
         return 0
-
-    # ------------------------------------------------------------------------------------------------------- work
 
     def arena(self, slots: Sequence[Slot]) -> Arena:
         return Arena(self.memory, slots, page_bytes=PAGE_BYTES, guard_bytes=PAGE_BYTES)

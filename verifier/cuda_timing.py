@@ -115,8 +115,6 @@ class CudaWorkload:
         self._rival = ""  # whose answers ours are compared with
         self._prepare()
 
-    # ------------------------------------------------------------------------------------------------------ preparing
-
     def _prepare(self) -> None:
         self._arena.poison()
         for t in self._binding.captured:
@@ -177,8 +175,6 @@ class CudaWorkload:
         facts = self._sandbox.must({"do": "batch", "count": self.count, "graphs": self.graphs}, 120).facts
         return dict(facts["without_graph"])
 
-    # --------------------------------------------------------------------------------------------------------- timing
-
     def fresh_values(self, keep: int | None = None) -> None:
         """New numbers in every set's q, k and v. keep: the set that is copied into the arena, to be checked against."""
         self._sandbox.must({"do": "values", "seed": self._random.randrange(1 << 48), "keep": keep}, 60)
@@ -199,8 +195,6 @@ class CudaWorkload:
         ran = self._sandbox.must({"do": "steady", "who": who, "count": count}, self._sandbox.limits.run_s)
         device_s = float(ran.facts["device_s"])
         return device_s / ran.facts["calls"], ran.wall_s / max(device_s, 1e-9)
-
-    # -------------------------------------------------------------------------------------------------------- answers
 
     def checked_set(self) -> int:
         """A set that the next batch of ours goes through."""

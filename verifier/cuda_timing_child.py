@@ -147,8 +147,6 @@ class CudaTimingChild(CudaChild):
             case _:
                 return super()._do(question)
 
-    # ------------------------------------------------------------------------------------------------------ preparing
-
     def _values(self, seed: int, keep: int | None) -> dict[str, Any]:
         """New numbers in every set's q, k and v. keep: the set whose buffers are copied into the arena."""
         generator = torch.Generator(device="cuda")
@@ -221,8 +219,6 @@ class CudaTimingChild(CudaChild):
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
 
-    # --------------------------------------------------------------------------------------------------------- timing
-
     def _choose_batch(self, count: int, graphs: bool) -> dict[str, Any]:
         """Calls in a batch, and whether batches are replayed as graphs; what could not be captured is called one by one."""
         self._count = count
@@ -289,8 +285,6 @@ class CudaTimingChild(CudaChild):
         end.synchronize()
         device_s = float(start.elapsed_time(end)) / 1e3
         return {"device_s": device_s, "host_s": time.perf_counter() - began, "calls": count}
-
-    # -------------------------------------------------------------------------------------------------------- answers
 
     def _answer(self, who: str, index: int) -> dict[str, Any]:
         """A rival's answer on a set, into the arena in the place of ours."""

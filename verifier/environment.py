@@ -71,9 +71,6 @@ def device_key(device: str = "cpu") -> DeviceKey:
     return _gpu_key(device)
 
 
-# -------------------------------------------------------------------------------------------------------------- the CPU
-
-
 @functools.cache
 def _cpuinfo() -> dict[str, str]:
     """The first processor's block of /proc/cpuinfo."""
@@ -149,15 +146,9 @@ def _cpu_key() -> DeviceKey:
     return DeviceKey("cpu", cpu_name(), tuple(sorted(facts.items())))
 
 
-# --------------------------------------------------------------------------------------------------------------- a GPU
-
-
 def _gpu_key(device: str) -> DeviceKey:
     name, facts = identity(device)
     return DeviceKey("cuda", name, tuple(sorted(facts.items())))
-
-
-# ---------------------------------------------------------------------------------------------------------- provenance
 
 
 def environment() -> dict[str, Any]:

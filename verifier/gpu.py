@@ -102,9 +102,6 @@ def gpu_handle(nvml: Any, device: str) -> Any:
     return nvml.nvmlDeviceGetHandleByIndex(number)
 
 
-# ------------------------------------------------------------------------------------------------------------- identity
-
-
 def gpus_here() -> tuple[str, ...]:
     """The devices that CUDA would show to this process, as "cuda:0", "cuda:1"...; none without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -177,9 +174,6 @@ def _sm_count(nvml: Any, handle: Any, capability: tuple[int, int], device: str) 
     if torch is None or not torch.cuda.is_initialized() or not device.startswith("cuda"):
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
-# --------------------------------------------------------------------------------------------------------------- moment
 
 
 def use_of(device: str) -> GpuUse:

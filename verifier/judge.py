@@ -111,9 +111,6 @@ def read_binary(binary: Binary) -> bytes:
     return data
 
 
-# ------------------------------------------------------------------------------------------------------------- one input
-
-
 @dataclass(frozen=True, slots=True)
 class Setting:
     """An input laid out in a sandbox's memory, ready to be run."""

@@ -238,9 +238,6 @@ def _sealed_file(name: str, data: bytes) -> int:
     return handle
 
 
-# ----------------------------------------------------------------------------------------------------- threads to run on
-
-
 def default_num_threads() -> int:
     """torch's own count when torch is loaded, else the CPUs given to this process."""
     torch = sys.modules.get("torch")

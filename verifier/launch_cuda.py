@@ -166,8 +166,6 @@ class CudaKernel:
         checked(driver.cuMemsetD8(address, 0, max(size, 16)), "workspace")
         return int(address)
 
-    # ------------------------------------------------------------------------------------------------------ calls
-
     def call(self, tensors: Sequence[TensorLike | None], scalars: Sequence[int | float], stream: int = 0) -> None:
         """Queue one run on a stream (a CUstream handle). Raises LaunchError for arguments that the launch does not allow."""
         self.prepare(tensors, scalars).run(stream)

@@ -150,9 +150,6 @@ def close_all() -> None:
             nursery.close()
 
 
-# ----------------------------------------------------------------------------------------------------- the other process
-
-
 def serve(facts: dict[str, Any]) -> None:
     """Import the program, then fork a child for each request until the channel closes or the parent is gone."""
     channel = socket.socket(fileno=facts["channel"])

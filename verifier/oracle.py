@@ -65,9 +65,6 @@ def option(rule: Rule, name: str, default: Any = None) -> Any:
     return dict(rule.parameters).get(name, default)
 
 
-# ---------------------------------------------------------------------------------------------------------------- masks
-
-
 def _causal(rule: Rule, block: Block) -> Tensor:
     return block.keys - block.position(rule) <= 0
 
@@ -114,8 +111,6 @@ DENSE_MASKS: dict[str, DenseMask] = {
     "document": _document,
     "padding": _padding,
 }
-
-# --------------------------------------------------------------------------------------------------------------- scores
 
 
 def _softcap(rule: Rule, block: Block, scores: Tensor) -> Tensor:
@@ -164,9 +159,6 @@ def has_references(spec: AttentionSpec) -> str:
         if rule.name not in DENSE_SCORES and rule.name not in DENSE_LOGITS:
             return f"scores.{rule.name}: no dense reference is registered; known are {', '.join((*DENSE_SCORES, *DENSE_LOGITS))}"
     return ""
-
-
-# ----------------------------------------------------------------------------------------------------------- evaluation
 
 
 @dataclass(frozen=True, slots=True)

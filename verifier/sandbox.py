@@ -138,8 +138,6 @@ class Sandbox:
         self._process: Nursling | None = None
         self._threads = 0
 
-    # ------------------------------------------------------------------------------------------------------- life
-
     def __enter__(self) -> Self:
         try:
             self._start()
@@ -208,8 +206,6 @@ class Sandbox:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
-
-    # -------------------------------------------------------------------------------------------------------- work
 
     def arena(self, slots: Sequence[Slot]) -> Arena:
         """Memory for one input, in pieces that the child can map."""

@@ -93,9 +93,6 @@ def selftest_key(device: str = "cpu") -> str:
     return digest([code, device_key(device).hash, os.uname().release, compiler, *packages, sys.version])
 
 
-# --------------------------------------------------------------------------------------------------------------- checks
-
-
 def _checks_of(device: str, cache_dir: str | os.PathLike[str], quick: bool) -> Iterator[Check]:
     if device == "cpu":
         return _checks(cache_dir, quick)

@@ -119,8 +119,6 @@ class Workload:
         self._given: dict[str, int] = {}  # where in the pool the values of a buffer were copied from
         self._lay_out()
 
-    # ------------------------------------------------------------------------------------------------------ preparing
-
     def _random_pool(self) -> Tensor:
         """Normal numbers to copy stretches of: as fresh as new ones for whoever remembers, and as cheap as a copy."""
         largest = max(math.prod(t.shape) for t in self._binding.tensors if t.role in ("q", "k", "v"))
@@ -208,8 +206,6 @@ class Workload:
             self._choose_batch(self._first_look(OURS))
         self._timed.clear()
 
-    # --------------------------------------------------------------------------------------------------------- timing
-
     @property
     def in_use(self) -> int:
         """Sets that calls go through: one more than a batch has, so that each is met again soon, and never in a fixed order."""
@@ -261,8 +257,6 @@ class Workload:
         for t in self._binding.tensors:
             if t.written:
                 self._arena.poison_output(self._names[index][t.name])
-
-    # -------------------------------------------------------------------------------------------------------- answers
 
     def _all_written(self, index: int) -> None:
         for t in self._binding.tensors:

@@ -64,8 +64,6 @@ class TimingChild(Child):
             case _:
                 return super()._do(question)
 
-    # ------------------------------------------------------------------------------------------------------ preparing
-
     def _tensor(self, address: int, dtype: str, shape: list[int], strides: list[int]) -> Tensor:
         kind = DTYPES[dtype]
         span = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if 0 not in shape else 0
@@ -96,8 +94,6 @@ class TimingChild(Child):
     def _qkv(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
         one = self._sets[index]
         return one["q"], one["k"], one["v"]
-
-    # --------------------------------------------------------------------------------------------------------- timing
 
     def _line_up(self, who: str, first: int, count: int) -> list[Callable[[], object]]:
         """One call on each of the sets first, first + 1, ..."""

@@ -109,8 +109,6 @@ def trials_for(spec: AttentionSpec, seed: int | None = None) -> Trials:
     return Trials(spec, seed, trials)
 
 
-# ---------------------------------------------------------------------------------------------------------------- proof
-
 #: What a null kernel gives for an input: O (B, H, R, Dv) in float64; None where it is no null kernel of this spec.
 Null = Callable[[Trial], Tensor | None]
 

@@ -30,9 +30,6 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, mask)
 
 
-# --------------------------------------------------------------------------------------------------------------- masks
-
-
 def mask(
     batch_size: int,
     q_length: int,
@@ -89,9 +86,6 @@ def _nothing_hidden(q_length: int, kv_length: int, q_offset: int | Tensor, kv_of
         return True
     seen = attention_mask[:, kv_offset : kv_offset + kv_length]
     return seen.shape[1] == kv_length and bool(seen.all())
-
-
-# ----------------------------------------------------------------------------------------------------------- attention
 
 
 def attention(

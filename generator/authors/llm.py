@@ -135,8 +135,6 @@ class LanguageModelAuthor:
         right = [*seeds, *(j for j in judged if j.feedback.is_correct)]
         return Outcome(tuple(judged), _fastest(right), stopped, cause)
 
-    # ------------------------------------------------------------------------------------------------ first answers
-
     async def _first_answers(self, evaluate: Evaluate, judged: list[Judged], sample: int) -> None:
         system = Message("system", self.prompts.system)
         if self.style != "two_stage":
@@ -184,8 +182,6 @@ class LanguageModelAuthor:
         sketch, parent, round_ = checked.proposal.sketch, checked.proposal.hash, checked.proposal.round
         await self._mend(evaluate, judged, _Chain(self.translation, messages, chain.sample, sketch, (), parent, round_, program))
 
-    # ------------------------------------------------------------------------------------------------- improvements
-
     async def _improve(
         self, evaluate: Evaluate, judged: list[Judged], seeds: list[Judged], broken: Exception | None
     ) -> tuple[str, Cause]:
@@ -216,8 +212,6 @@ class LanguageModelAuthor:
         last = await self._mend(evaluate, judged, chain)
         if not translated:
             await self._translated(evaluate, judged, chain, last)
-
-    # ------------------------------------------------------------------------------------------------ one question
 
     async def _ask(self, messages: tuple[Message, ...], sample: int) -> Exchange:
         sampling = self.sampling

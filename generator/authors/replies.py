@@ -69,9 +69,6 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9 else None
 
 
-# ------------------------------------------------------------------------------------------------------------- streams
-
-
 def _is_stream(body: bytes) -> bool:
     return body[:64].lstrip().startswith((b"data:", b"event:", b"id:", b": "))
 

@@ -68,8 +68,6 @@ class SharedTranscripts(TranscriptStore):
             if kind == ASKED:
                 self._marks_there = there
 
-    # ------------------------------------------------------------------------------------------------- for who asks
-
     async def find(self, request: Request) -> Exchange | None:
         return self.get(request) or await self._apart(self._fetch_answer, request.hash)
 
@@ -104,8 +102,6 @@ class SharedTranscripts(TranscriptStore):
 
     def _marks(self) -> set[str]:
         return super()._marks() | self._marks_there
-
-    # --------------------------------------------------------------------------------------------- between the places
 
     async def _apart(self, work: Callable[..., _T], *given: str) -> _T:
         """In a thread of its own: a far place is waited for by who asked, not by everyone."""

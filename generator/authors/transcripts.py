@@ -37,8 +37,6 @@ class TranscriptStore:
         self._asked = self.folder / ASKED
         self._feedback = self.folder / FEEDBACK
 
-    # ------------------------------------------------------------------------------------------------- for who asks
-
     async def find(self, request: Request) -> Exchange | None:
         """The stored answer to this request, wherever it is stored."""
         return self.get(request)
@@ -63,8 +61,6 @@ class TranscriptStore:
         """`put_feedback`, where everyone sees it who shares this store. Gives what is on record then: the first one."""
         self.put_feedback(name, feedback)
         return self.get_feedback(name) or feedback
-
-    # --------------------------------------------------------------------------------------------------- in the folder
 
     def get(self, request: Request) -> Exchange | None:
         """The answer to this request in the folder, checked against its name."""

@@ -131,9 +131,6 @@ def to_plain(diagnostics: Iterable[Diagnostic]) -> list[dict[str, Any]]:
     return [one(d) for d in diagnostics]
 
 
-# -------------------------------------------------------------------------------------------------------- rendering
-
-
 def render(diagnostics: Sequence[Diagnostic], text: str = "", filename: str = "", limit: int = RENDERED) -> str:
     """The findings with their source line and a caret, the first `limit` in full, then a count by kind.
 

@@ -140,9 +140,6 @@ def too_large(name: str, span: Span, most: int = MAX_NODES) -> Diagnostic:
     return Diagnostic("too-large", "error", message, span, "keep intermediate values in tiles (Compute) rather than in Lets")
 
 
-# ------------------------------------------------------------------------------------------------ operands in place
-
-
 class _Operands:
     """`Reshape S ... and get S` gives the operand a name of its own; what reads S until its next definition reads that."""
 

@@ -151,8 +151,6 @@ class _Block:
         product = self.numerics.matmul(a, b)
         return self.scope.tile(s.into) + product if s.accumulate else product
 
-    # ------------------------------------------------------------------------------------------ tiles and matrices
-
     def _shape(self, name: str) -> TileShape:
         if name not in self.shapes:
             raise ProgramError(f"{name}: expected an Allocate, a Copy or a Reshape that makes this tile, found none")

@@ -104,9 +104,6 @@ def _as_prose(d: Diagnostic) -> Diagnostic:
     return Diagnostic("prose", "warning", f"kept as prose: {d.message}", d.span, d.hint, d.expected, d.found)
 
 
-# ----------------------------------------------------------------------------------------------------------- blocks
-
-
 @dataclass(slots=True)
 class _Block:
     """An open for or if (`statement`), or a line of prose that opened a block (None). A block nested too deep is dropped."""

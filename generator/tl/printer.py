@@ -146,9 +146,6 @@ def _list(items: Sequence[Expr]) -> str:
     return ", ".join(map(print_expression, items))
 
 
-# ------------------------------------------------------------------------------------------------------ expressions
-
-
 def print_expression(e: Expr) -> str:
     """The expression with as few parentheses as its tree allows, floats so that they read back bit for bit."""
     return _print(e, 0)

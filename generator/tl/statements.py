@@ -36,9 +36,6 @@ def _unknown(cursor: Cursor) -> LineError:
     return cursor.error(f"{cursor.found()} is no statement", hint, "a statement", code="unknown-statement")
 
 
-# ------------------------------------------------------------------------------------------------- data and compute
-
-
 def _copy(cursor: Cursor) -> Line:
     source = cursor.name("what to copy")
     into = cursor.name("where it goes") if cursor.accept("into") else source
@@ -179,9 +176,6 @@ def _layout(cursor: Cursor) -> tuple[str, ...]:
         axes.append(cursor.name("an axis of the fragment"))
     cursor.expect(")", "the axes")
     return tuple(axes)
-
-
-# ----------------------------------------------------------------------------------------------------------- blocks
 
 
 def _for(cursor: Cursor) -> Line:

@@ -142,8 +142,6 @@ def tiles(program: Program) -> dict[str, Tile]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------------ expressions
-
 INTEGER_FUNCTIONS = frozenset({"//", "%", "ceildiv"})
 COMPARISONS = frozenset({"<", "<=", ">", ">=", "==", "!="})
 LOGIC = frozenset({"and", "or", "not"})

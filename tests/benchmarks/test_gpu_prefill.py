@@ -32,9 +32,6 @@ def bench() -> Iterator[dict[str, ModuleType]]:
         sys.path.remove(str(FOLDER))
 
 
-# --------------------------------------------------------------------------------------------------------------- order
-
-
 def test_the_table_has_every_cell_once_and_cells_of_one_job_share_its_search(bench: dict[str, ModuleType]) -> None:
     cells = bench["gpu_cells"].cells(ROWS)
     assert Counter(c.row for c in cells) == {"sm_90a": 128, "sm_80": 40, "sm_75": 20, "variants sm_90a": 5, "variants sm_80": 5}
@@ -62,9 +59,6 @@ def test_a_variant_is_timed_on_both_targets_in_a_row(bench: dict[str, ModuleType
     cells = bench["gpu_cells"].cells(ROWS)
     at = [i for i, c in enumerate(cells) if c.rival == "flex"]
     assert all(b == a + 1 and cells[a].spec == cells[b].spec for a, b in zip(at[::2], at[1::2], strict=True))
-
-
-# ------------------------------------------------------------------------------------------------------------ findings
 
 
 class Machine:
@@ -143,9 +137,6 @@ def test_newer_findings_take_the_place_of_older_ones_and_others_stay(machine: Ma
     path.write_text("[1]")
     with pytest.raises(SystemExit, match="expected findings of an earlier search"):
         machine.search.read_findings(path)
-
-
-# -------------------------------------------------------------------------------------------------------------- resume
 
 
 @pytest.fixture

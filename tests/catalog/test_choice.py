@@ -96,9 +96,6 @@ def test_best_by_spec_family_and_bucket(cat):
     assert cat.best(SPEC.with_shape(seqlen_q=100)) is None
 
 
-# --------------------------------------------------------------------------------------------------------------- resume
-
-
 @pytest.mark.parametrize("compacted", [False, True])
 def test_resuming_goes_by_content_and_caches_failures(cat, compacted):
     stored(cat, verified(1), attempt(2, "wrong_value"), attempt(3, "lost_node"), attempt(4, "lost_node", attempt_no=3))
@@ -118,9 +115,6 @@ def test_keys_that_share_their_first_half_are_told_apart(cat):
         writer.append_all([attempt(0, attempt_key=key) for key in twins[:2]])
     assert set(cat.resume().finished(twins)) == set(twins[:2])
     assert catalog.open(cat.uri).resume().get("0" * 64) is None
-
-
-# ----------------------------------------------------------------------------------------------------------------- lock
 
 
 def test_a_lock_pins_choices_and_keeps_them_on_ties(cat, tmp_path):
@@ -153,9 +147,6 @@ def test_a_file_that_is_no_lock_is_refused(tmp_path, text):
         lockfile.read(tmp_path / "absent.lock")
 
 
-# ----------------------------------------------------------------------------------------------------------------- diff
-
-
 def test_differences_of_two_catalogs(tmp_path):
     specs = [SPEC.with_shape(seqlen_q=n, seqlen_k=n) for n in (128, 256, 512, 1024)]
     a, b = (catalog.open(tmp_path / name, create=True) for name in "ab")
@@ -174,9 +165,6 @@ def test_shares():
     for text in ("five", "-1%", "nan", "inf"):
         with pytest.raises(CatalogError, match="--fail-over: expected a share"):
             difference.parse_share(text)
-
-
-# ------------------------------------------------------------------------------------------------------------------ SQL
 
 
 def test_sql_over_rows_and_attempts(cat):

@@ -43,9 +43,6 @@ def codes(decision, kernel):
     return [r.code for c in decision.considered if c.kernel_id == kernel for r in c.reasons]
 
 
-# ------------------------------------------------------------------------------------------------------------- filters
-
-
 @pytest.mark.parametrize(
     ("row", "code", "words"),
     [
@@ -139,9 +136,6 @@ def test_every_kernel_reason_is_ranked():
     assert set(_RANK) <= set(REASON_CODES) and len(FILTERS) == 8
 
 
-# ------------------------------------------------------------------------------------------------------------- ranking
-
-
 def test_the_fastest_at_the_enclosing_bucket_is_chosen():
     shelf = Shelf()
     shelf.add(spec(), mark="slow", ours_s=5e-4)
@@ -183,9 +177,6 @@ def test_allow_unmeasured_serves_last():
     assert told.kernel_id == measured and all(c.accepted for c in told.considered)
 
 
-# ------------------------------------------------------------------------------------------------------------ envelope
-
-
 def test_a_bucket_needs_its_corners_and_a_ragged_point():
     bucket = (64, 1)
     points = verification_points(bucket)
@@ -222,9 +213,6 @@ def test_chosen_means_inside_the_envelope():
         assert (told.kernel_id is not None) == inside, str(told)
         served += inside
     assert 20 < served < 280
-
-
-# ------------------------------------------------------------------------------------------------- explain equals choice
 
 
 def test_explain_tells_what_happens_and_counts_sum_up():
@@ -286,9 +274,6 @@ def test_the_warning_tells_what_was_missed():
         catalog.scaled_dot_product_attention(X, X, X)
 
 
-# ------------------------------------------------------------------------------------------------------------ requests
-
-
 def test_requests_for_certain_kernels():
     shelf = Shelf()
     slow, fast = shelf.add(spec(), mark="slow", ours_s=9e-4), shelf.add(spec(), mark="fast")
@@ -344,9 +329,6 @@ def test_determinism_follows_torch():
         torch.use_deterministic_algorithms(False)
 
 
-# ----------------------------------------------------------------------------------------------- options by value and type
-
-
 @pytest.mark.parametrize(
     ("option", "values"),
     [
@@ -384,9 +366,6 @@ def kernel_calls():
     return sum(n for label, n in catalog.stats()["outcomes"].items() if label.startswith("hit:"))
 
 
-# -------------------------------------------------------------------------------------------------------- bounded work
-
-
 def test_the_second_call_only_looks_up_and_launches(monkeypatch):
     shelf = Shelf()
     shelf.add(spec())
@@ -419,8 +398,6 @@ def serving_call(x):
 
     return describe_sdpa(x, x, x)
 
-
-# --------------------------------------------------------------------------------- drivers and toolkits (public fault 51)
 
 CUBIN = {"target": "sm_90a", "isa": ["sm_90a"]}
 PTX = {"target": "sm_90a", "isa": ["compute_90"]}

@@ -127,9 +127,6 @@ def test_bias_that_swallows_the_score():
     assert found.item() == pytest.approx(19.5257, abs=2**-6)
 
 
-# -------------------------------------------------------------------------------------------------- packed and cached
-
-
 def test_varlen_with_empty_sequences():
     """Case 11."""
     q, k = torch.zeros(3, 9, 64), torch.zeros(10, 3, 64)
@@ -212,9 +209,6 @@ def test_kvcache_is_read_only_without_new_keys_and_refuses_contradictions():
         catalog.flash_attn_with_kvcache(q, cache, cache, k=q, v=q, cache_seqlens=6)
     with pytest.raises(ValueError, match="two names of one argument"):
         catalog.flash_attn_with_kvcache(q, cache, cache, block_table=torch.zeros(1, 1).int(), page_table=torch.zeros(1, 1).int())
-
-
-# ----------------------------------------------------------------------------------------------- reasons and counting
 
 
 def test_one_warning_for_each_reason():

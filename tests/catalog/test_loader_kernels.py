@@ -124,9 +124,6 @@ def test_causal_of_the_other_alignment_serves_only_where_it_means_the_same():
     assert catalog.explain("flash_attn_func", *(x.transpose(1, 2) for x in more_keys), causal=True).kernel_id
 
 
-# ------------------------------------------------------------------------------------------------------------- strides
-
-
 def views(name):
     """q, k, v of (2, 4, 13, 16), in memory as `name` says; K and V with different strides where that is possible."""
     q, k, v = rand(2, 4, 13, 16), rand(2, 4, 13, 16, seed=5), rand(2, 4, 13, 16, seed=6)
@@ -249,8 +246,6 @@ def test_no_grad_and_inference_mode_use_kernels():
         assert catalog.last_decision().kernel_id
     assert catalog.scaled_dot_product_attention(q, k, v).grad_fn is not None
 
-
-# ------------------------------------------------------------------------------------------------- packed and with a cache
 
 DOCUMENT, PADDING = Rule.make("document"), Rule.make("padding")
 

@@ -28,9 +28,6 @@ def serve(shelf, **settings):
     catalog.configure(catalog=shelf.source(), **{"probe": "off", **settings})
 
 
-# --------------------------------------------------------------------------------------------------------------- trust
-
-
 def test_a_real_catalog_serves(tmp_path):
     shelf = Shelf()
     kernel = shelf.add(spec())
@@ -183,9 +180,6 @@ def test_no_artifact_is_a_miss_with_the_next_kernel_tried():
     assert catalog.last_decision().kernel_id == gone and not catalog.stats()["errors"]
 
 
-# ---------------------------------------------------------------------------------------------------- kernels that fail
-
-
 def test_a_kernel_without_memory_leaves_the_call_to_torch():
     shelf = Shelf()
     shelf.add(spec(), fault="no_memory")
@@ -214,9 +208,6 @@ def test_on_error_raise_names_the_kernel():
         catalog.scaled_dot_product_attention(X, X, X)
 
 
-# ------------------------------------------------------------------------------------------------------------- freezing
-
-
 def test_after_freeze_nothing_is_loaded():
     shelf = Shelf()
     warm, cold = shelf.add(spec(), mark="warm", ours_s=5e-4), shelf.add(spec(masks=CAUSAL))
@@ -231,9 +222,6 @@ def test_after_freeze_nothing_is_loaded():
     catalog.scaled_dot_product_attention(longer, longer, longer)
     assert catalog.last_decision().kernel_id == warm
     assert catalog.stats()["loads"] == 1 and catalog.stats()["frozen"]
-
-
-# ------------------------------------------------------------------------------------------------------ threads and forks
 
 
 def test_sixteen_threads_make_the_first_call():
@@ -338,9 +326,6 @@ def test_a_fork_while_another_thread_holds_the_locks():
     finally:
         leave.set()
         thread.join()
-
-
-# --------------------------------------------------------------------------------------------------- plans and warm-up
 
 
 def test_plans():

@@ -24,9 +24,6 @@ def with_artifacts(cat, key, **columns):
     return verified(key, **{**names, **columns})
 
 
-# ------------------------------------------------------------------------------------------------------------------- gc
-
-
 def test_gc_deletes_what_no_row_names(cat):
     with cat.writer("r1") as writer:
         writer.append(with_artifacts(cat, 1))
@@ -68,9 +65,6 @@ def test_gc_clears_what_a_killed_compaction_left(cat):
     assert [f for f in collect_garbage(cat, NOW).files if f.startswith("rows/compacted.0011")] and cat.count() == 5
 
 
-# ---------------------------------------------------------------------------------------------------------------- merge
-
-
 def test_merge_copies_what_is_missing_once(cat, tmp_path):
     other = catalog.open(tmp_path / "other", create=True)
     for held, run in ((cat, "here"), (other, "there")):
@@ -93,9 +87,6 @@ def test_merge_copies_what_is_missing_once(cat, tmp_path):
     assert merge(other, cat).rows == 0 and cat.count(history=True) == 8
     with pytest.raises(CatalogError, match="expected two catalogs"):
         merge(cat, catalog.open(cat.uri))
-
-
-# --------------------------------------------------------------------------------------------------------------- export
 
 
 @pytest.mark.parametrize("form", ["csv", "json", "jsonl", "parquet"])
@@ -127,9 +118,6 @@ def test_a_wrong_export_writes_nothing(cat, tmp_path):
     with pytest.raises(QueryError, match="no such column"):
         export(cat, tmp_path / "out.csv", columns=["nope"])
     assert not list(tmp_path.glob("out*"))
-
-
-# ---------------------------------------------------------------------------------------------------------------- audit
 
 
 def sound(cat):

@@ -39,8 +39,6 @@ def test_no_secret_and_no_machine_of_ours() -> None:
     assert not any(word in text for word in ("secret", "token", "aws_access", "10.0."))
 
 
-# ------------------------------------------------------------------------------------------------- the two other examples
-
 KUBERAY = yaml.safe_load((ROOT / "examples/clusters/kuberay.yaml").read_text())
 
 

@@ -161,9 +161,6 @@ def farm(cluster: Cluster, tmp_path: Path) -> Farm:
     return Farm(tmp_path)
 
 
-# ----------------------------------------------------------------------------------------------------- workers and nodes
-
-
 def test_an_actor_that_is_killed_mid_task_costs_one_try(farm: Farm) -> None:
     farm.run("a100:die-prove once", count=1)
     assert farm.reasons() == {"ok": 3}
@@ -211,9 +208,6 @@ def test_what_a_worker_cannot_end_itself_the_second_wall_ends(farm: Farm, monkey
     assert farm.reasons()["ok"] == 2 and farm.reasons(history=True)["lost_node"] == 3, "tried three times, and given up"
 
 
-# -------------------------------------------------------------------------------------------------------------- the author
-
-
 def test_an_author_that_is_killed_costs_no_attempt(farm: Farm) -> None:
     """Another one begins the open problems again; what had ended meanwhile is not made once more."""
     before = workers("ray::AuthorActor")
@@ -247,9 +241,6 @@ def test_a_sweep_that_is_stopped_lets_go_of_its_author_and_goes_on_later(farm: F
 def test_an_author_that_keeps_dying_ends_the_sweep_and_says_so(farm: Farm) -> None:
     done = farm.run_far("prove=0.1 die-author")
     assert re.fullmatch(r"the author was lost 3 times in a row, the last time: \w+Error: .*", done.stop_reason)
-
-
-# ---------------------------------------------------------------------------------------------------------------- storage
 
 
 def test_binaries_travel_through_the_object_store_even_when_it_is_full(farm: Farm) -> None:
@@ -310,8 +301,6 @@ def test_a_start_after_a_start_repeats_nothing(farm: Farm) -> None:
     second = farm.run("prove=0.01")
     assert (second.counts.known, second.counts.planned) == (6, 3) and farm.reasons() == {"ok": 9}
 
-
-# ----------------------------------------------------------------------------------------------------------- the driver
 
 PLAN = """
 name: killed

@@ -122,9 +122,6 @@ def test_without_a_device_every_candidate_is_built() -> None:
     assert len(machine.tried()) == 8 and not machine.tried(1)
 
 
-# -------------------------------------------------------------------------------------------------------------- history
-
-
 def row_of(spec: AttentionSpec, choice: dict[str, Any], number: int, **changes: Any) -> dict[str, Any]:
     columns = {"p50_s": 1e-3, "ratio_p50": 1.0, "device_key": "d" * 64, "reason_code": "ok", "translator_version": "t1"} | changes
     columns |= {"source_hash": "5" * 64, "binary_hash": "b" * 64, "launch": {}, "rule_id": "r", "verified_shapes": []}

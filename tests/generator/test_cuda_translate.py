@@ -50,9 +50,6 @@ def authored(spec: AttentionSpec, target: str, m: int = 64, n: int = 32) -> Prog
     return Program(program.name, program.stage, body)
 
 
-# ----------------------------------------------------------------------------------------------------- golden records
-
-
 @pytest.mark.parametrize("target", CUDA)
 @pytest.mark.parametrize("name", ["attention", "variant", "two_pass", "sigmoid", "gemm"])
 def test_schedules_are_as_recorded(name: str, target: str, request: pytest.FixtureRequest) -> None:
@@ -94,9 +91,6 @@ def test_parameter_blocks_are_packed_by_alignment() -> None:
             assert end <= facts["bytes"] < end + facts["alignment"]
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
-
-
 def test_bf16_is_refused_on_turing() -> None:
     out = translate(parse_or_raise((PROGRAMS / "attention.tl").read_text()), TARGETS["sm_75"])
     assert isinstance(out, Untranslatable) and out.reason == "unsupported_dtype" and "bf16" in out.message and out.line > 0
@@ -120,9 +114,6 @@ def test_warps_that_cannot_share_the_rows_are_refused() -> None:
     hinted = dataclasses.replace(program, body=(Hint("warps", "3"), *program.body))
     out = translate(hinted, TARGETS["sm_80"])
     assert isinstance(out, Untranslatable) and "warps" in out.message
-
-
-# --------------------------------------------------------------------------------------------------- what a text holds
 
 
 def test_names_of_the_program_never_meet_the_runtime() -> None:
@@ -197,9 +188,6 @@ def test_every_rule_of_the_author_translates(rules: str, target: str) -> None:
         assert out.launch.target_facts["family"] == ("wgmma" if target == "sm_90a" else "mma.sync")
         decode = dataclasses.replace(spec, phase="decode", seqlen_q=1)
         assert translated(authored(decode, target, m=16), target).launch.target_facts["family"] == "mma.sync"
-
-
-# ------------------------------------------------------------------------------------------------ every statement counts
 
 
 def deletions(text: str) -> list[tuple[str, str]]:

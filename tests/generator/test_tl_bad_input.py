@@ -118,9 +118,6 @@ def test_errors_of_different_lines_are_reported_together():
     assert {d.span.line for d in parsed.diagnostics if d.code == "unallocated"} == {1, 3, 5, 7, 9}
 
 
-# -------------------------------------------------------------------------------------------------------- rendering
-
-
 def test_golden_rendering(update_golden):
     parts = []
     for path in sorted((PROGRAMS / "invalid").glob("*.tl")):

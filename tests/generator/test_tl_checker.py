@@ -52,9 +52,6 @@ def test_invalid_programs_say_what_and_where(path):
     assert all(d.hint or (d.expected and d.found) or d.code == "division-by-zero" for d in found), render(found, text)
 
 
-# ------------------------------------------------------------------------------------------------- law 4's first half
-
-
 def without_each_statement(program: Program):
     """The program with one statement left out, for every statement; loops and ifs go with all that they hold, and without it."""
 
@@ -92,9 +89,6 @@ def test_deletions_of_an_attention_program_are_mostly_refused():
     assert sum(refused) > len(refused) / 2
 
 
-# ------------------------------------------------------------------------------------------------------------ limits
-
-
 def test_shared_memory_and_registers_over_the_limit():
     program = parse_or_raise((PROGRAMS / "valid" / "attention.tl").read_text())
     # Q, K and V of 128 x 128 bf16; acc and S of 128 x 128 f32 together, and rows
@@ -122,9 +116,6 @@ def test_every_choice_of_a_hole_is_checked():
     assert not any("with DV = 64" in d.message for d in found)
     for_all = check(parse_or_raise(text.replace(" = -inf", "")))  # no choice mends this, so none is named
     assert [(d.code, d.message) for d in for_all] == [("no-value", "row_max has no value yet")]
-
-
-# ---------------------------------------------------------------------------------------------------- names and paths
 
 
 CODE = """Argument N i32

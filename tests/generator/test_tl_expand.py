@@ -91,9 +91,6 @@ def test_operands_in_place_get_a_name_of_their_own():
     assert tiles(core)["S_operand"].operand and not tiles(core)["S"].operand
 
 
-# ----------------------------------------------------------------------------------------------------------- macros
-
-
 def test_the_macro_computes_softmax():
     """Against NumPy, ragged sizes, scores of both signs."""
     rng = np.random.default_rng(0)
@@ -132,9 +129,6 @@ def test_macros_that_are_none():
         expand(sketch)
 
 
-# ------------------------------------------------------------------------------------------------- holes and identity
-
-
 def test_holes():
     program = parse_or_raise(ATTENTION.replace("BM = 128, BN = 128", "BM in {64, 128}, BN in {32, 64, 96}"))
     choices = list(hole_choices(program))
@@ -162,9 +156,6 @@ def test_the_hash_ignores_what_says_nothing():
     ) == program_hash(program)
     assert program_hash(parse_or_raise(ATTENTION.replace("corr", "correction"))) != program_hash(program)
     assert program_hash(parse_or_raise(ATTENTION.replace("<= 8", "<= 8.0"))) != program_hash(program)
-
-
-# ------------------------------------------------------------------------------------------------------ rank and kind
 
 
 @pytest.mark.parametrize(

@@ -107,9 +107,6 @@ def _all(program, kind):
     return [s for s in walk_statements(program.body) if isinstance(s, kind)]
 
 
-# ----------------------------------------------------------------------------------------------------------- stages
-
-
 def test_the_stage_is_what_the_text_holds_or_what_is_asked():
     assert parse_or_raise("Copy Q from global to shared").stage == "sketch"
     assert parse_or_raise("Constant BM in {64, 128}\nCopy Q from global to shared").stage == "sketch"
@@ -145,9 +142,6 @@ def test_what_one_statement_holds():
     assert named == Named("Softmax", ("S", "scale"), "P", ("row_max", "row_sum", "acc"))
     (compute,) = parse_or_raise("Compute S = -3 - -x").body
     assert compute == Compute("S", Op("-", (Num(-3), Op("neg", (Var("x"),)))))
-
-
-# ------------------------------------------------------------------------------------------------------ expressions
 
 
 @pytest.mark.parametrize(

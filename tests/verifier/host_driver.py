@@ -40,8 +40,6 @@ class HostDriver:
     def __getattr__(self, name: str) -> Any:  # enumerations and integer types
         return getattr(self._real, name)
 
-    # ---------------------------------------------------------------------------------------------- of cuda.core
-
     def Device(self) -> Any:
         return SimpleNamespace(device_id=0, properties=SimpleNamespace(multiprocessor_count=self._sms))
 
@@ -57,8 +55,6 @@ class HostDriver:
     def get_kernel(self, name: str) -> Any:
         self._names.append(name)
         return SimpleNamespace(handle=len(self._names))
-
-    # ----------------------------------------------------------------------------------------------- the driver's
 
     def cuGetErrorString(self, status: Any) -> tuple[int, bytes]:
         return 0, b"refused"

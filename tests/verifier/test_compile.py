@@ -167,9 +167,6 @@ def test_a_changed_object_is_built_again(tmp_path):
     assert again.hash == binary.hash and digest_bytes(Path(again.path).read_bytes()) == binary.hash
 
 
-# ------------------------------------------------------------------------------------------------------ many writers
-
-
 def write_pairs(cache: Path, seed: int, rounds: int) -> None:
     """The cache's own writer, many times, without a compiler in between: source i always stands for the bytes that hold i."""
     from verifier.binary_cache import cache_key, read_entry, write_entry

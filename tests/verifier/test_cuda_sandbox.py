@@ -84,9 +84,6 @@ def test_without_pycuda_the_device_is_to_blame_not_the_kernel(nvml: FakeNvml, tm
         judge(binary, launch, HALF, limits=LIMITS, seed=5, device="cuda:0")
 
 
-# ------------------------------------------------------------------------------------------------------------ pure parts
-
-
 def test_bands_are_left_without_memory_or_become_memory() -> None:
     page = 2 << 20
     segments = [[0, page, "guard", 0], [page, page, "in", page], [2 * page, page, "guard", 2 * page], [3 * page, page, "out", 0]]

@@ -97,9 +97,6 @@ def test_a_device_that_slows_itself_down_gives_no_time(fake_child: FakeNvml, tmp
     assert isinstance(result, Failed) and result.reason == "throttled" and "hardware thermal" in result.witness.message
 
 
-# ------------------------------------------------------------------------------------------------------------ pure parts
-
-
 def rules(*masks: Rule, scores: tuple[Rule, ...] = (), seqlen_q: int = 13, seqlen_k: int = 17) -> AttentionSpec:
     return AttentionSpec(4, 2, 16, 16, 2, seqlen_q, seqlen_k, masks=masks, scores=scores)
 

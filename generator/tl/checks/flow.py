@@ -94,8 +94,6 @@ class Flow:
                 case _:
                     assert_never(s)
 
-    # -------------------------------------------------------------------------------------------------- statements
-
     def _allocate(self, s: Allocate) -> None:
         if s.level == "global":
             return
@@ -290,8 +288,6 @@ class Flow:
             message = f"{s.into} is {into.dtype}, the Reshape gives {s.dtype}"
             self.report.error("dtype", message, s.span, f"allocate it as {s.dtype}, or not at all", into.dtype, s.dtype)
 
-    # ------------------------------------------------------------------------------------------------------ blocks
-
     def _for(self, s: For) -> None:
         before = dict(self.states)
         inside = self.bounds.within(s)
@@ -311,8 +307,6 @@ class Flow:
         then, self.states = self.states, before
         self.body(s.otherwise)
         self.states = _join(self.states, then, f"one branch of the if of line {s.span.line}")
-
-    # ---------------------------------------------------------------------------------------------- reads and writes
 
     def _read(self, name: str, span: Span, operand: bool = False) -> State | None:
         """A read of the tile's value; None where there is nothing to go on with."""

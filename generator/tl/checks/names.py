@@ -70,8 +70,6 @@ class Scope:
             unpromised=self.unpromised,
         )
 
-    # ------------------------------------------------------------------------------------------------- definitions
-
     def define(self, name: str, typing: Typing | None, span: Span) -> None:
         """A scalar or a Let. A name that is taken is reported and keeps its first meaning."""
         if self.is_free(name, span):
@@ -119,8 +117,6 @@ class Scope:
             hint = "a name of an outer block cannot be reused inside: choose another"
             self.report.error("shadowing", f"{name} hides the one of {place}", span, hint, found=name)
         return False
-
-    # ---------------------------------------------------------------------------------------------------- look-ups
 
     def first_report(self, name: str) -> bool:
         """Whether something may be said about this name: once for each, never for names whose line could not be read."""

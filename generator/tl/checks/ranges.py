@@ -76,9 +76,6 @@ def _beyond(s: Copy, text: str, reach: tuple[float, float], tile: int, extent: i
         report.error("coordinate", message, s.span, hint, f"below {tiles}", str(int(most)))
 
 
-# ----------------------------------------------------------------------------------------------------- ragged loops
-
-
 def _ragged(loop: For, matrices: dict[str, Allocate], report: Report) -> None:
     """Warn where the columns of scores can lie past the last key and no test of the loop says so.
 

@@ -70,9 +70,6 @@ def _check(s: Stmt, scope: Scope) -> None:
             assert_never(s)
 
 
-# ------------------------------------------------------------------------------------------------- data and compute
-
-
 def _copy(s: Copy, scope: Scope) -> None:
     for e in s.shape:
         check_scalar(e, scope, Kind.INT, "an extent of a tile")

@@ -46,9 +46,6 @@ class Limits:
     register_bytes: int | None = None
 
 
-# ------------------------------------------------------------------------------------------------- matrices and names
-
-
 def check_matrices(program: Program, report: Report) -> None:
     """Every matrix is read or written, not both, and something is written."""
     statements = tuple(walk_statements(program.body))
@@ -122,9 +119,6 @@ def _choices(top: Expr) -> tuple[Expr, ...]:
 def _is_sentinel(e: Expr) -> bool:
     value = e.value if isinstance(e, Num) else None
     return value is not None and not math.isinf(value) and value <= -1e4
-
-
-# --------------------------------------------------------------------------------------------------------- liveness
 
 
 @dataclass(slots=True)

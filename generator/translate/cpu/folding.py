@@ -90,9 +90,6 @@ def _scaling(before: list[Work], into: str, tiles: dict[str, Tile], is_row: Call
     return None
 
 
-# ----------------------------------------------------------------------------------------------------------------- zeros
-
-
 def lazy_zeros(ops: Ops, buffer: Mapping[str, str], able: Callable[[Product], bool]) -> frozenset[str]:
     """Tiles that are filled with zeros and then added to by products: these start from zero instead of loading them.
 

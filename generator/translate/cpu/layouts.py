@@ -63,9 +63,6 @@ def place(ops: Ops, small_rows: int, bf16: set[int]) -> Placement:
     return out
 
 
-# ------------------------------------------------------------------------------------------------------------- layouts
-
-
 def _element(ops: Ops, name: str) -> bool:
     tile = ops.tiles.get(name)
     return tile is not None and tile.is_element and not tile.loaded
@@ -112,9 +109,6 @@ def _choose(group: list[str], ops: Ops, small_rows: int, out: Placement) -> tupl
     return Layout.ROWS, "no product makes it and nothing reduces it"
 
 
-# ------------------------------------------------------------------------------------------------------- bf16 products
-
-
 def bf16_products(ops: Ops) -> list[Product]:
     """Products of two bf16 tiles that can be made of chunks, of rows, of columns and of the contraction."""
     found = [op for op in every(ops.body) if isinstance(op, Product) and _in_chunks(op.gemm, ops)]
@@ -138,9 +132,6 @@ def _only_multiplied(name: str, ops: Ops, products: list[Product]) -> bool:
     read = [op for op in every(ops.body) if not isinstance(op, Loop | Branch) and name in reads(op)]
     first_only = all(op in products and op.gemm.a == name and op.gemm.b != name for op in read if isinstance(op, Product))
     return len(made) == 1 and isinstance(made[0], Step) and all(isinstance(op, Product) for op in read) and first_only
-
-
-# ---------------------------------------------------------------------------------------------------- needs of operands
 
 
 def is_dot(g: Gemm, ops: Ops, out: Placement) -> bool:
@@ -221,9 +212,6 @@ def step_layout(op: Step, ops: Ops, out: Placement) -> Layout:
         return out.layout[op.into]
     found = [out.layout[x] for x in sorted(op.reads) if x in out.layout]
     return found[0] if found else Layout.LANES
-
-
-# --------------------------------------------------------------------------------------------------------------- memory
 
 
 def _share(ops: Ops, out: Placement) -> None:

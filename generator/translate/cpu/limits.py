@@ -124,9 +124,6 @@ class LimitTests:
         return self.limits[-1]
 
 
-# ----------------------------------------------------------------------------------------------------------- finding them
-
-
 def find_limits(loop: Loop, plan: LoopPlan, types: Types, use_skip: bool) -> LimitTests:
     """The limits of an innermost loop; none for a loop that holds another one."""
     if any(isinstance(x, Loop) for x in every(loop.body)):
@@ -172,9 +169,6 @@ def _limit(form: Affine, variable: str, types: Types) -> Limit | None:
         return None
     kappa = form.coefficient(j) * sign
     return Limit("", sign < 0, kappa, to_expr(rest * -1 if sign > 0 else rest.plus(1)))
-
-
-# ------------------------------------------------------------------------------------------------------ texts for a tile
 
 
 def seen_text(tree: Tree, tests: LimitTests) -> str:

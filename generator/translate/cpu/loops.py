@@ -126,8 +126,6 @@ class BodyWriter:
     def _bounds_rows(self, g: Gemm, name: str, loop: int) -> bool:
         return name == g.b and name != g.a and (loop, g.into if g.b_transposed else g.a) in self.unit.spans
 
-    # -------------------------------------------------------------------------------------------------------- loops
-
     def loop(self, op: Loop) -> None:
         tests = self.unit.limits[op.index]
         body = self.body(op.body, op)

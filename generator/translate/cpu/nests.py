@@ -62,8 +62,6 @@ class Sections:
         self.loop = -1
         self.num_temporaries = 0
 
-    # ------------------------------------------------------------------------------------------------- row values
-
     def nests(self, section: list[Step], loop: int) -> list[Nest]:
         """The nests of statements that follow each other in the body of `loop` (-1: of the block)."""
         self.loop = loop
@@ -93,8 +91,6 @@ class Sections:
 
     def _rows(self, s: Step) -> int:
         return self.ops.tiles[s.into].rows
-
-    # ---------------------------------------------------------------------------------------------------- placing
 
     def _put(self, s: Step, nests: list[Nest]) -> None:
         kind, rows = self._key(s)
@@ -135,8 +131,6 @@ class Sections:
     def _columns(self, s: Step) -> tuple[int, int | None]:
         tiles = [x for x in (s.into, *sorted(s.reads)) if x in self.ops.tiles and self.ops.tiles[x].is_element]
         return self.ops.tiles[tiles[0]].shape[1], self.loop if (self.loop, tiles[0]) in self.spans else None
-
-    # ------------------------------------------------------------------------------------------------ dependences
 
     def _memory(self, name: str) -> str:
         return self.placement.buffer.get(name, name)

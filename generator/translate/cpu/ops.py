@@ -131,9 +131,6 @@ class Ops:
         return self.live_after[id(op)]
 
 
-# ------------------------------------------------------------------------------------------------------------- lowering
-
-
 def lower(program: Program, scope: Scope) -> Ops:
     """The statements as ops, without liveness. Raises Refused for statements that core code does not have."""
     lowering = _Lowering(program, scope)
@@ -216,9 +213,6 @@ class _Lowering:
             case Op(fn, args):
                 return Op(fn, tuple(self.take_reductions(a, rows, s, steps) for a in args), span=e.span)
         return e
-
-
-# -------------------------------------------------------------------------------------------------------------- liveness
 
 
 def reads(op: Work) -> set[str]:

@@ -61,8 +61,6 @@ class Vectors(ABC):
         self.names, self.types, self.limits, self.degree = names, names.types, limits, EXP_DEGREE["f32"]
         self.elements: dict[str, str] = {}  # version of an element tile -> its name in this iteration
 
-    # ------------------------------------------------------------------------------------------------------- hooks
-
     @abstractmethod
     def home(self, e: Expr) -> str | None:
         """The name of a value that belongs to an outer level (computed there now, if need be); None: compute it here."""
@@ -74,8 +72,6 @@ class Vectors(ABC):
     @abstractmethod
     def limit(self, name: str, upper: bool, kappa: int) -> str:
         """The test of one column limit, here."""
-
-    # -------------------------------------------------------------------------------------------------- expressions
 
     def kind(self, e: Expr) -> Kind:
         return "m" if self.types.is_test(e) else "i" if self.types.is_integer(e) else "f"
@@ -133,8 +129,6 @@ class Vectors(ABC):
                 return folded(LOGIC["and"], [self._limits(p) for p in parts])
             case Either(parts):
                 return folded(LOGIC["or"], [self._limits(p) for p in parts])
-
-    # ------------------------------------------------------------------------------------------------------- helpers
 
     def by_lane(self, e: Index, kind: Kind, given: dict[Expr, str], start: str) -> str:
         """A captured value for each lane, read one by one."""

@@ -55,9 +55,6 @@ def live_rows(u: Unit) -> str:
     return u.scalar(live) if live is not None else str(u.rows)
 
 
-# ------------------------------------------------------------------------------------------------------------- ranges
-
-
 #: An extreme of values that are read row by row -> the C variable that holds it.
 Scanned = dict[Expr, str]
 

@@ -61,8 +61,6 @@ class Unit:
         scalars = Scalars.of(program, analysis.scope)
         return Unit(program, target, analysis, scalars, ElementCode(scalars), Writer(), _block_rows(program, analysis))
 
-    # -------------------------------------------------------------------------------------------------- the program
-
     @property
     def matrices(self) -> list[Allocate]:
         """Global matrices, in textual order: the tensors of the launch."""

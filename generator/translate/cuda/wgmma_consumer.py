@@ -27,8 +27,6 @@ LOOPS: dict[str, type[Loop]] = {"rotated": RotatedLoop, "stream": StreamLoop, "p
 class Consumer(Operations):
     """The role as a whole, and a tile of the grid."""
 
-    # -------------------------------------------------------------------------------------------------- the frame
-
     def write(self) -> None:
         u, w, frame = self.frame.u, self.frame.u.w, self.frame
         if frame.registers:

@@ -100,8 +100,6 @@ class Frame:
         kind = "ss" if g.a in self.u.tiles and g.a not in self.resident else "rs"
         return Product(kind, self.u.shape(g.into)[1], g.b_transposed, b.matrix.dtype)
 
-    # ---------------------------------------------------------------------------------------------- parameters
-
     def parameters(self) -> Parameters:
         u, out = self.u, Parameters()
         for i, t in enumerate([] if u.narrow else u.tiles.values()):

@@ -136,8 +136,6 @@ class Producer:
         plans = [p.loop for p in self.frame.u.analysis.loops]
         return f"load_{s.into}" + (str(next(i for i, x in enumerate(plans) if x is loop)) if loop is not None else "")
 
-    # ------------------------------------------------------------------------------------------------------- loops
-
     def _loops(self) -> None:
         w = self.frame.u.w
         outer = [f"{self._name(s, None)}();" for s in loads_of(self.frame.u.program.code)]

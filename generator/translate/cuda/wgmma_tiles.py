@@ -36,9 +36,6 @@ class Placement:
     bytes: int = 0
 
 
-# ----------------------------------------------------------------------------------------------------- what suits
-
-
 def why_not(u: Unit) -> str:
     """Why a program has no wgmma kernel, or ""."""
     code = u.program.code
@@ -119,9 +116,6 @@ def _is_in_loop(u: Unit, s: Copy) -> bool:
     return all(s is not x for x in u.program.code)
 
 
-# --------------------------------------------------------------------------------------------------------- placement
-
-
 def list_tiles(u: Unit) -> None:
     """Fills `u.tiles`."""
     for s in shared_copies(u.program.code):
@@ -162,9 +156,6 @@ def place(u: Unit, second_slot: set[str] | None = None) -> Placement:
 def in_ring(u: Unit, tile: str) -> bool:
     """Whether a tile is copied inside a loop."""
     return any(isinstance(s, For) and any(isinstance(x, Copy) and x.into == tile for x in s.body) for s in u.program.code)
-
-
-# ------------------------------------------------------------------------------------------------------- tensor maps
 
 
 def is_chunked(t: SharedTile) -> bool:

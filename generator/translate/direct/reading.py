@@ -50,8 +50,6 @@ class Field:
     def at(self, value: Any, step: str) -> Field:
         return Field(value, f"{self.path}{step}", self.problems)
 
-    # ---------------------------------------------------------------------------------------------------- plain values
-
     def whole(self, low: int, high: int, multiple: int = 1) -> int | None:
         """A whole number from low to high, a multiple of `multiple`."""
         if type(self.value) is int and low <= self.value <= high and self.value % multiple == 0:
@@ -73,8 +71,6 @@ class Field:
             return self.value
         self.wrong(f"expected {what or 'one of'} {', '.join(names)}, found {shown(self.value)}{meant(self.value, names)}")
         return None
-
-    # ------------------------------------------------------------------------------------------------ lists and objects
 
     def items(self, low: int, high: int, what: str) -> list[Field] | None:
         """The entries of a list that has low to high of them."""

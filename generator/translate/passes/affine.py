@@ -109,9 +109,6 @@ def to_expr(form: Affine) -> Expr:
     return Op("+" if form.constant > 0 else "-", (out, Num(abs(form.constant))))
 
 
-# ------------------------------------------------------------------------------------------ building integer expressions
-
-
 def sum_of(*parts: Expr) -> Expr:
     """The sum, in affine normal form."""
     total = Affine(0)

@@ -61,8 +61,6 @@ class _Prover:
                 env[a.name] = self.values.value(a.init, {}, {}) if a.init is not None else self.values.fresh(Signs.ANY)
         return env
 
-    # -------------------------------------------------------------------------------------------- through the program
-
     def _body(self, body: tuple[Stmt, ...], cases: list[Env]) -> list[Env]:
         for s in body:
             match s:
@@ -106,8 +104,6 @@ class _Prover:
         if len(skippable) == len(self.tests.get(index, ())):
             return ""
         return "a masked tile may change the state" if closed else "the state may stop being finite"
-
-    # --------------------------------------------------------------------------------------------------- obligations
 
     def _identities(self, loop: For, index: int, state: tuple[str, ...], starts: list[Env]) -> tuple[Expr, ...]:
         """The tests that, false everywhere, leave the state as it was from every start."""

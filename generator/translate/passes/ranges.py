@@ -93,9 +93,6 @@ def solve(form: Affine, variable: str) -> Interval | None:
     return Interval(hi=sum_of(floor_divide(to_expr(rest), -c), Num(1)))
 
 
-# --------------------------------------------------------------------------------------------- ranges of a condition
-
-
 def possible(c: Condition, variable: str, box: Box, scope: Scope) -> Interval:
     """Outside this interval the condition is false for every element of the box."""
     match c:

@@ -71,9 +71,6 @@ class Scope:
         return max((self.tiles[n][1] for n in names(e) if len(self.tiles.get(n, ())) == 2), default=0)
 
 
-# --------------------------------------------------------------------------------------------------- reads and writes
-
-
 def defs(s: Stmt) -> set[str]:
     """Tiles that a statement gives a value. A store to global memory defines no tile."""
     match s:

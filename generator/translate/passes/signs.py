@@ -54,9 +54,6 @@ def is_finite(s: Signs) -> bool:
     return bool(s) and not s & ~S.FINITE
 
 
-# ------------------------------------------------------------------------------------------------------ on single atoms
-
-
 def _negative(a: Signs) -> Signs:
     return {S.NEG_INF: S.POS_INF, S.POS_INF: S.NEG_INF, S.NEG: S.POS, S.POS: S.NEG}.get(a, a)
 
@@ -126,9 +123,6 @@ UNARY: dict[str, dict[Signs, Signs]] = {
 }
 UNARY["exp2"], UNARY["log2"] = UNARY["exp"], UNARY["log"]
 BINARY = {"+": _add, "*": _times, "/": _over, "max": _larger, "min": _smaller}
-
-
-# ------------------------------------------------------------------------------------------------------------- on sets
 
 
 def apply(fn: str, args: tuple[Signs, ...]) -> Signs:

@@ -31,8 +31,6 @@ class Values:
     _node: dict[tuple[str, tuple[Node, ...], object], Node] = field(default_factory=dict)
     _signs: dict[tuple[Node, Facts, bool], Signs] = field(default_factory=dict)
 
-    # ------------------------------------------------------------------------------------------------ making nodes
-
     def _intern(self, fn: str, args: tuple[Node, ...] = (), payload: object = None) -> Node:
         key = (fn, args, payload)
         if key not in self._node:
@@ -115,8 +113,6 @@ class Values:
             memo[node] = node if new == args else self.make(fn, new)
         return memo[node]
 
-    # ------------------------------------------------------------------------------------------------ signs of nodes
-
     def signs(self, node: Node, facts: Facts = NOTHING) -> Signs:
         key = (node, facts, bool(self.visible))
         if key not in self._signs:
@@ -163,8 +159,6 @@ class Values:
             if fn in COMPARISONS and args[0] == node and not self._key[args[1]][1]:
                 s = refine(s, fn, self.signs(args[1]), holds) or s
         return s
-
-    # -------------------------------------------------------------------------------------------- running statements
 
     def value(self, e: Expr, env: Mapping[str, Node], forced: Mapping[Expr, bool]) -> Node:
         """The node of an expression. `forced`: tests whose outcome is given."""
