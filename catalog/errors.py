@@ -48,11 +48,12 @@ _ADVICE = {
 
 @contextlib.contextmanager
 def storage_errors(doing: str, where: str) -> Iterator[None]:
-    """Turns an OSError (FileNotFoundError apart, which readers handle) into one StorageError line."""
+    """Turns an OSError into one StorageError line, but for a file that is not there to be read, which readers handle."""
     try:
         yield
-    except FileNotFoundError:
-        raise
     except (OSError, pa.ArrowException) as error:
-        advice = _ADVICE.get(getattr(error, "errno", None) or 0, str(error))
+        if isinstance(error, FileNotFoundError) and doing != "writing":
+            raise
+        told = getattr(error, "strerror", None) or str(error)
+        advice = _ADVICE.get(getattr(error, "errno", None) or 0, told)
         raise StorageError(f"{where}: {doing} failed: {advice}; rows and artifacts stored before are whole") from error

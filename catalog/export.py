@@ -39,6 +39,8 @@ def export(
     form = form or path.suffix.lstrip(".").lower()
     if form not in FORMATS:
         raise CatalogError(f"format: expected one of {', '.join(FORMATS)} (or a file name that ends so), found {form!r}")
+    if columns is not None and not (columns := tuple(dict.fromkeys(columns))):
+        raise CatalogError("columns: expected at least one name, found none")
     table = catalog.rows(columns, filters)
     copied = _copy_artifacts(catalog, filters, artifacts) if artifacts is not None else 0
     Location.of(path.absolute().parent).replace(path.name, _encode(table, form))

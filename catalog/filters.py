@@ -23,6 +23,8 @@ Filters: TypeAlias = str | Mapping[str, Any] | pc.Expression | None
 _TOKEN = re.compile(
     r"\s*(?:(?P<text>'(?:[^']|'')*'|\"[^\"]*\")|(?P<number>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)|(?P<word>\w+)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))"
 )
+#: How deep parentheses and `not` may nest.
+_MOST_NESTED = 100
 _COMPARE: dict[str, Callable[[Any, Any], pc.Expression]] = {
     "=": lambda a, b: a == b,
     "==": lambda a, b: a == b,
@@ -101,7 +103,7 @@ class _Parser:
     def __init__(self, text: str) -> None:
         self._text = text
         self._tokens = self._split()
-        self._at = 0
+        self._at = self._nested = 0
 
     def parse(self) -> pc.Expression:
         expression = self._either()
@@ -158,12 +160,20 @@ class _Parser:
 
     def _one(self) -> pc.Expression:
         if self._take("not"):
-            return ~self._one()
+            return ~self._inside(self._one)
         if self._take("("):
-            expression = self._either()
+            expression = self._inside(self._either)
             self._need(")")
             return expression
         return self._comparison()
+
+    def _inside(self, part: Callable[[], pc.Expression]) -> pc.Expression:
+        if self._nested == _MOST_NESTED:
+            raise QueryError(f"filter: expected parentheses and 'not' at most {_MOST_NESTED} deep, found more")
+        self._nested += 1
+        expression = part()
+        self._nested -= 1
+        return expression
 
     def _comparison(self) -> pc.Expression:
         if self._at >= len(self._tokens) or self._tokens[self._at][0] != "word":

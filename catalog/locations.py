@@ -236,6 +236,15 @@ def _local_entry(entry: os.DirEntry[str]) -> Entry:
     return Entry(entry.name, stat.st_size, dt.datetime.fromtimestamp(stat.st_mtime, dt.UTC))
 
 
+def read_small(path: Path, most: int = 16 << 20) -> bytes:
+    """The bytes of a file that a person writes. Raises OSError, also for one that is larger, such as a device without an end."""
+    with path.open("rb") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
+    return data
+
+
 def make_folder(folder: Path) -> None:
     """A folder and its parents, durable."""
     if folder.is_dir():

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from catalog.choice import COLUMNS, choose_each
 from catalog.errors import CatalogError
 from catalog.keys import ShapeBucket
-from catalog.locations import Location
+from catalog.locations import Location, read_small
 from generator.canonical import digest
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def write(lock: Lock, path: Path) -> None:
 def read(path: Path) -> Lock:
     """Raises CatalogError that names the file and what is wrong with it."""
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(read_small(path))
         version = body.pop("farm_lock")
         pinned = tuple(Pinned(**p) for p in body.pop("pinned"))
         lock = Lock(**body, pinned=pinned)

@@ -133,6 +133,8 @@ def _digests(keys: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 # ------------------------------------------------------------------------------------------------------------------ SQL
 
 _TABLES = {"rows": False, "attempts": True}
+#: An answer is held in memory.
+MOST_ROWS = 10_000_000
 
 
 def sql(catalog: Rows, text: str) -> pa.Table:
@@ -171,6 +173,11 @@ def _run_sql(duckdb: Any, catalog: Rows, text: str, columns: list[str]) -> pa.Ta
         result = connection.sql(text)
         if result is None:
             raise QueryError("sql: expected a query that gives rows")
-        return result.to_arrow_table()
+        table = result.limit(MOST_ROWS + 1).to_arrow_table()
+        if table.num_rows > MOST_ROWS:
+            raise QueryError(
+                f"sql: expected an answer of at most {MOST_ROWS} rows, found more; add a limit, or count them in SQL"
+            )
+        return table
     finally:
         connection.close()

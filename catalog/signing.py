@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from catalog.errors import CatalogError, DamagedFile
 from catalog.kernels import COLUMNS
-from catalog.locations import Location
+from catalog.locations import Location, read_small
 from generator.canonical import canonical_json
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def trusted_signers(allowed: Iterable[str]) -> tuple[Signer, ...]:
 
 def _lines_of(path: Path) -> list[str]:
     try:
-        lines = path.expanduser().read_text().splitlines()
+        lines = read_small(path.expanduser()).decode().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SignatureError(f"signers: {path}: expected a file of public keys, one a line: {error}") from None
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
@@ -110,7 +110,7 @@ def _private_key(path: Path) -> Any:
 
     cure = "`ssh-keygen -t ed25519 -N '' -f farm-key` makes one"
     try:
-        key = load_ssh_private_key(path.expanduser().read_bytes(), password=None)
+        key = load_ssh_private_key(read_small(path.expanduser()), password=None)
     except OSError as error:
         raise SignatureError(f"key: {path}: cannot be read ({error.strerror}); {cure}") from None
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:

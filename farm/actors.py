@@ -9,12 +9,15 @@ import logging
 import os
 import platform
 import re
+import socket
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 # Ray reads these on import and on start. Workers at niceness 15 would be timed beside whatever else runs at 0.
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -209,7 +212,11 @@ def join_cluster(address: str) -> None:
     if address.startswith("ray://") and find_spec("grpc") is None:
         raise InputError("--address", f"{address!r} needs Ray's client, not installed here: pip install 'kernel-farm[client]'")
     try:
-        context = ray.init(address=address, **_QUIET)
+        if address.startswith("ray://"):
+            _look_up(address)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Ray Client connection timed out", UserWarning)  # the error says so too
+            context = ray.init(address=address, **_QUIET)
     except (OSError, RuntimeError, ValueError) as error:
         said = re.split(r"\. (?=[A-Z])", " ".join(str(error).split()))[0].rstrip(".")
         wanted = "expected local, or a running cluster: auto or ray://HOST:PORT"
@@ -217,6 +224,17 @@ def join_cluster(address: str) -> None:
     _SESSION["dashboard"] = str(context.dashboard_url or "")
     if address.startswith("ray://"):
         _SESSION["client"] = address.removeprefix("ray://")
+
+
+def _look_up(address: str) -> None:
+    """Raises ValueError or OSError for an address that names no host: Ray would wait half a minute for it."""
+    parts = urlsplit(address)
+    if not parts.hostname or parts.port is None:
+        raise ValueError("names no host and port, such as ray://head:10001")
+    try:
+        socket.getaddrinfo(parts.hostname, parts.port)
+    except OSError as error:
+        raise OSError(f"{parts.hostname}: no such host ({error.strerror})") from None
 
 
 def stop_session() -> None:

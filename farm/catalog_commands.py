@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm.config import catalog_location
-from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption
+from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption, check_writable
 
 if TYPE_CHECKING:
     from catalog.store import Catalog
@@ -33,7 +33,13 @@ def open_catalog(location: str | None, *, skip_damaged: bool = False) -> Catalog
 
 
 def columns_of(text: str | None) -> list[str] | None:
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    """Each name once, in their order. Raises InputError for a list without any."""
+    if text is None:
+        return None
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InputError("--columns", f"expected names such as row_id,p50_s, found {text!r}")
+    return names
 
 
 # ------------------------------------------------------------------------------------------------------------- questions
@@ -44,7 +50,7 @@ def list_rows(
     location: CatalogOption = None,
     where: WhereOption = None,
     columns: ColumnsOption = None,
-    limit: Annotated[int, typer.Option(min=0, help="At most so many, the newest first; 0 for all.")] = 50,
+    limit: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="At most so many, the newest first; 0 for all.")] = 50,
     every: Annotated[bool, typer.Option("--all-attempts", help="Superseded attempts too.")] = False,
     skip_damaged: SkipOption = False,
     as_json: JsonOption = False,
@@ -195,7 +201,7 @@ def stale_rows(held: Catalog) -> list[dict[str, Any]]:
 @catalog_app.command(epilog="Example: farm catalog compact --catalog s3://team/farm-catalog")
 def compact(
     location: CatalogOption = None,
-    rows_per_part: Annotated[int, typer.Option(min=1, help="At most so many rows a part.")] = 65536,
+    rows_per_part: Annotated[int, typer.Option(min=1, max=2**31 - 1, help="At most so many rows a part.")] = 65536,
     as_json: JsonOption = False,
 ) -> None:
     """Makes few large parts of many small ones, for quick reads. May be stopped at any moment; changes no row."""
@@ -262,6 +268,7 @@ def export(
     from farm import catalog_output as output
 
     held = open_catalog(location)
+    check_writable("PATH", path)
     rows, copied = run(held, path, columns=columns_of(columns), filters=where, artifacts=artifacts, form=form)
     output.print_record(
         {"path": str(path), "rows": rows, "artifacts": copied}, f"{path}: {rows} rows, {copied} artifacts", as_json
@@ -283,6 +290,7 @@ def lock(
     from farm import catalog_output as output
 
     held = open_catalog(location)
+    check_writable("--output", path)
     previous = lockfile.read(path) if path.exists() else None
     made = lockfile.make(held, previous, where)
     changed = lockfile.changes(previous or lockfile.Lock("", "", ()), made)

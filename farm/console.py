@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import errno
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -33,13 +34,27 @@ class InputError(ValueError):
         super().__init__(f"{name}: {message}" if name else message)
 
 
+def check_writable(name: str, path: Path) -> None:
+    """Before the work whose result goes to the file that `name` names. Raises InputError where it could not be written.
+
+    One rule for all commands: a file goes into a folder that is there, so that a slip of the pen makes no folders; folders that
+    are themselves the result (catalogs, copies of artifacts) are made.
+    """
+    if not str(path).strip(" ."):
+        raise InputError(name, f"expected the name of a file, found {str(path)!r}")
+    if path.is_dir():
+        raise InputError(name, f"{path}: cannot be written: is a directory")
+    if not path.absolute().parent.is_dir():
+        raise InputError(name, f"{path}: cannot be written: no such folder; mkdir -p {shlex.quote(str(path.parent))}")
+
+
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Around the writing of the file that --output names. Raises InputError where it cannot be written."""
+def writing(name: str, path: Path) -> Iterator[None]:
+    """Around the writing of that file. Raises InputError where it fails."""
     try:
         yield
     except OSError as error:
-        raise InputError("--output", f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+        raise InputError(name, f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
 def fail(message: str) -> None:

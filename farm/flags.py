@@ -50,7 +50,8 @@ def read_budget(text: str, plan: Budget) -> Budget:
     changes: dict[str, float | int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        _one_of("--budget", name.strip(), names)
+        if _one_of("--budget", name.strip(), names) in changes:
+            raise InputError("--budget", f"expected {name.strip()} once, found it twice in {text!r}")
         try:
             number = int(value) if name.strip() in ("attempts", "tokens") else float(value)
         except ValueError:

@@ -15,6 +15,9 @@ from verifier.records import Binary
 Row: TypeAlias = dict[str, Any]
 
 
+#: The module whose stages are the real ones.
+STAGES = "farm.stages"
+
 #: How the message of a candidate begins that a search put aside unmeasured.
 ASIDE = "put aside: "
 
@@ -74,7 +77,7 @@ class Shop:
     sanitize: bool = False
     slot_wait_s: float = 20.0
     head_s: float = 20.0
-    stages: str = "farm.stages"
+    stages: str = STAGES
 
 
 @dataclass(frozen=True, slots=True)

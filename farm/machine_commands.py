@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from farm.config import catalog_location
-from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption, writing
+from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption, check_writable, writing
 
 MARKS = {"ok": "ok     ", "limited": "limited", "missing": "MISSING"}
 
@@ -136,8 +136,10 @@ def report(
     from catalog import store
     from farm.report import make_report
 
-    page = make_report(store.open(catalog_location(location)))
-    with writing(output):
+    held = store.open(catalog_location(location))
+    check_writable("--output", output)
+    page = make_report(held)
+    with writing("--output", output):
         output.write_text(page)
     typer.echo(f"{output}: {len(page)} bytes")
 

@@ -11,7 +11,7 @@ from farm.console import InputError
 from farm.fields import did_you_mean
 from farm.plan import Budget
 from generator.authors import ledger as ledgers
-from generator.authors.endpoint import KEY_VARIABLE, Endpoint
+from generator.authors.endpoint import KEY_VARIABLE, Endpoint, check_url
 from generator.authors.exchange import Sampling
 from generator.authors.llm import Search, Style
 
@@ -97,12 +97,21 @@ def read_settings(
         raise InputError("--translator", f"expected one of {', '.join(TRANSLATORS)}, found {settings.translator!r}")
     if settings.seed_with_rules and (author == "llm-direct" or settings.style == "direct"):
         raise InputError("author_options.seed_with_rules", "expected false for an author that writes device code, not TL")
+    if settings.base_url:
+        _check_url(settings.base_url)
     if settings.style not in STYLES:
         raise InputError("author_options.style", f"expected one of {', '.join(STYLES)}, found {settings.style!r}")
     if settings.max_tokens >= settings.token_limit:
         found = f"{settings.max_tokens} of {settings.token_limit}"
         raise InputError("author_options.max_tokens", f"expected less than token_limit, found {found}")
     return dataclasses.replace(settings, style="direct") if author == "llm-direct" else settings
+
+
+def _check_url(url: str) -> None:
+    try:
+        check_url(url)
+    except ValueError as error:
+        raise InputError("--base-url", str(error)) from None
 
 
 def _check(name: str, value: Any, kind: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from farm.executors import Executor, LocalExecutor, run_stages, stages_of
 from farm.guardian import Guardian
-from farm.jobs import Job, Row, Shop
+from farm.jobs import STAGES, Job, Row, Shop
 from farm.places import Place, places_of
 from verifier.environment import cores_given
 
@@ -31,7 +31,7 @@ class Options:
     executor: str = "ray"
     address: str = "local"
     quiet: bool = False
-    stages: str = "farm.stages"
+    stages: str = STAGES
     allow_missing: bool = False
     sanitize: bool = False
 

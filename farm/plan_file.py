@@ -9,6 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from catalog.locations import read_small
 from farm.fields import DocumentError, Problem, Reader, did_you_mean, read_document
 from farm.plan import AUTHORS, Budget, Model, Plan, Shape, Tuning
 from farm.rules import known_rules, known_targets
@@ -27,7 +28,7 @@ def load_plan(path: str | Path | None = None) -> Plan:
         return read_plan(text, "default.yaml")
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8")
+        text = read_small(path).decode("utf-8")
     except UnicodeDecodeError as error:
         raise _refusal(path, f"expected a YAML text in UTF-8, found rubbish at byte {error.start}") from None
     except OSError as error:
@@ -134,8 +135,8 @@ def _model(reader: Reader, dtypes: tuple[str, ...] | None, shapes: tuple[Shape, 
         head_dim_v=reader.take("head_dim_v", Reader.whole, head_dim) or 1,
         shapes=_shapes(reader) or shapes or (),
         dtypes=reader.take("dtypes", _dtypes, dtypes) or (),
-        masks=reader.take("masks", lambda r: r.all(lambda x: _rule(x, "mask"))) or (),
-        scores=reader.take("scores", lambda r: r.all(lambda x: _rule(x, "score"))) or (),
+        masks=reader.take("masks", lambda r: _rules(r, "mask")) or (),
+        scores=reader.take("scores", lambda r: _rules(r, "score")) or (),
         softmax_scale=reader.take("softmax_scale", Reader.number),
         layout=reader.take("layout", lambda r: r.one_of("bhsd", "bshd"), "bhsd") or "bhsd",
     )
@@ -157,6 +158,15 @@ def _checked(reader: Reader, model: Model) -> Model | None:
         place = reader.get(name) if name in reader.taken else None
         return (place or reader).wrong(message if place else str(error))
     return model
+
+
+def _rules(reader: Reader, kind: str) -> tuple[Rule, ...]:
+    """Rules that all hold, each once."""
+    found = reader.all(lambda r: _rule(r, kind))
+    names = [rule.name for rule in found]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        reader.wrong(f"expected each {kind} rule once, found {twice[0]} {names.count(twice[0])} times")
+    return found
 
 
 def _rule(reader: Reader, kind: str) -> Rule | None:
@@ -181,9 +191,7 @@ def _raw_spec(reader: Reader) -> AttentionSpec | None:
     plain = {name: r.value for name, r in reader.value.items() if not isinstance(r.value, list | dict)}
     for kind in ("mask", "score"):
         if rules := reader.get(kind + "s"):
-            plain[kind + "s"] = [
-                {"name": r.name, "parameters": r.parameters} for r in rules.all(lambda x, kind=kind: _rule(x, kind))
-            ]
+            plain[kind + "s"] = [{"name": r.name, "parameters": r.parameters} for r in _rules(rules, kind)]
     if len(reader.problems) > before:
         return None
     try:

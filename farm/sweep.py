@@ -21,7 +21,7 @@ from farm.config import Config, usable_cache
 from farm.console import InputError
 from farm.devices import devices_here
 from farm.executors import Executor, stages_of
-from farm.jobs import Shop, new_run_id
+from farm.jobs import STAGES, Shop, new_run_id
 from farm.known_rows import KnownRows
 from farm.model_feedback import TOLD_COLUMNS
 from farm.on_ray import OnRay, Options, executor_for
@@ -36,6 +36,8 @@ from farm.summary import Summary
 from generator.authors.endpoint import Endpoint
 from generator.canonical import digest
 from generator.spec import AttentionSpec
+from generator.targets import find_target
+from verifier.compile import find_compiler
 
 if TYPE_CHECKING:
     from catalog.writing import Writer
@@ -57,6 +59,7 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | 
     except ValueError as error:
         raise InputError("", str(error)) from None
     endpoint, authors = endpoint_of(plan), authors or _authors(options)
+    _check_compiler(plan, options)
     if options.sanitize and options.address == "local":
         check_sanitizer(plan.targets)
     checked = _preflight(plan, options)  # before anything is written
@@ -97,6 +100,12 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | 
         opened.record_run(run_id, sweep_id, counts.planned + counts.known, counts.known)
     wall_s = time.monotonic() - started
     return Summary(opened.uri, run_id, counts, tally, wall_s, sweep.stop_reason, sweep.is_stopped, tally.author())
+
+
+def _check_compiler(plan: Plan, options: Options) -> None:
+    """On one machine: raises NoCompiler, which says what to install, rather than to end every attempt with it."""
+    if not options.on_cluster and options.stages == STAGES and any(find_target(t).family == "cpu" for t in plan.targets):
+        find_compiler()
 
 
 def _authors(options: Options) -> AuthorOf:

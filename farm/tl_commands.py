@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.console import InputError, JsonOption, writing
+from farm.console import InputError, JsonOption, check_writable, writing
 
 if TYPE_CHECKING:
     from generator.tl.ir import Program
@@ -112,6 +112,8 @@ def translate(
     from generator.translate.records import Untranslatable
     from verifier.environment import cpu_flags
 
+    if output is not None:
+        check_writable("--output", output)
     if target not in known_targets():
         raise InputError("--target", f"expected one of {', '.join(known_targets())}, found {target!r}")
     program = valid_program(file, read_source(file))
@@ -125,8 +127,8 @@ def translate(
         raise InputError(f"{file}:{result.line}" if result.line else file, f"{result.reason}: {result.message}")
     if as_json:
         typer.echo(json.dumps(to_plain(result)))
-    elif output:
-        with writing(output):
+    elif output is not None:
+        with writing("--output", output):
             output.write_text(result.source)
     else:
         sys.stdout.write(result.source)
@@ -146,6 +148,8 @@ def run(
     """Run a program in the interpreter, beside the oracle that the file names. Exit code 1 when they differ."""
     from farm.tl_run import run_file
 
+    if output is not None:
+        check_writable("--output", output)
     data = read_source(file)
     values = _numbers(settings or [])
     program = filled(valid_program(file, data), values, file)

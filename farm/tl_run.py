@@ -50,8 +50,8 @@ def run_file(
         runs = list(_runs(program, header, folder, given, scalars, seed))
     except MemoryError:
         raise InputError("sizes", "the tensors do not fit into this machine's memory; give smaller ones") from None
-    if output:
-        with writing(output), output.open("wb") as file:
+    if output is not None:
+        with writing("--output", output), output.open("wb") as file:
             np.savez(file, **runs[-1]["outputs"])
     return [{k: v for k, v in run.items() if k != "outputs"} for run in runs]
 

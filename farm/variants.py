@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from catalog.locations import read_small
 from generator.canonical import digest_bytes
 from generator.masks import MASKS, MaskRule
 from generator.rule_check import rule_problems
@@ -40,7 +41,7 @@ def load_variants(path: str | Path) -> Loaded:
     """Registers the rules of a file, once a process. Raises VariantsError for a file that cannot be used."""
     path = Path(path).resolve()
     try:
-        digest = digest_bytes(path.read_bytes())
+        digest = digest_bytes(read_small(path))
     except OSError as error:
         raise VariantsError(f"{path}: cannot be read: {(error.strerror or str(error)).lower()}") from None
     known = _LOADED.get(str(path))

@@ -7,7 +7,6 @@ their order, masks, softmax, P V.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
@@ -17,8 +16,15 @@ Phase = Literal["prefill", "decode"]
 TensorDType = Literal["fp32", "fp16", "bf16"]
 Layout = Literal["bhsd", "bshd"]
 
+_LEAST_FP32, _LARGEST_FP32 = 2.0**-126, (2 - 2.0**-23) * 2.0**127
+
 #: The name of a dtype in specs, plans and the catalog -> its name in TL.
 TL_DTYPES = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}
+
+
+def held_by_fp32(number: float) -> bool:
+    """Whether a kernel, which gets its numbers as fp32, is given this one: finite, and not flushed to 0."""
+    return number == 0 or _LEAST_FP32 <= abs(number) <= _LARGEST_FP32
 
 
 class SpecError(ValueError):
@@ -83,8 +89,12 @@ class AttentionSpec:
             if (value := getattr(self, name)) not in allowed:
                 raise SpecError(f"{name}: expected one of {', '.join(allowed)}, found {value!r}")
         scale = self.softmax_scale
-        if scale is not None and not (isinstance(scale, int | float) and math.isfinite(scale)):
-            raise SpecError(f"softmax_scale: expected a finite number, found {self.softmax_scale!r}")
+        if scale is not None and not (isinstance(scale, int | float) and held_by_fp32(scale)):
+            raise SpecError(f"softmax_scale: expected a finite number that fp32 holds, found {self.softmax_scale!r}")
+        for rule in (*self.masks, *self.scores):
+            for name, value in rule.parameters:
+                if isinstance(value, float) and not held_by_fp32(value):
+                    raise SpecError(f"{rule.name}.{name}: expected a finite number that fp32 holds, found {value!r}")
 
     @property
     def scale(self) -> float:

@@ -39,7 +39,7 @@ class Endpoint:
         if not key.isascii() or not key.isprintable():
             raise ValueError(f"{KEY_VARIABLE}: expected printable ASCII characters; copy the key again")
         if url is not None:
-            _check(url)
+            check_url(url)
         return Endpoint(url, key or "none", **settings)
 
     @property
@@ -61,7 +61,7 @@ class Endpoint:
         return text.replace(self.api_key, "[key]") if len(self.api_key) >= 8 else text
 
 
-def _check(url: str) -> None:
+def check_url(url: str) -> None:
     """Raises ValueError for what is no address of an endpoint."""
     try:
         parts = urlsplit(url)

@@ -178,13 +178,27 @@ def test_damage_is_told_and_can_be_set_aside(farm, held):
         (("compact", "--rows-per-part", "0"), "Invalid value for '--rows-per-part'"),
         (("revoke", "--reason", "x"), "revoke: expected a row id or --binary"),
         (("list", "-c", "bogus://x/y"), "catalog: cannot use 'bogus://x/y'"),
+        (("list", "--columns", ",,"), "--columns: expected names such as row_id,p50_s, found ',,'"),
+        (("export", "x.csv", "--columns", ""), "--columns: expected names such as row_id,p50_s, found ''"),
+        (("list", "--limit", str(10**30)), "Invalid value for '--limit'"),
+        (("list", "--where", "(" * 5000), "filter: expected parentheses and 'not' at most 100 deep, found more"),
+        (("list", "--where", "not " * 5000), "filter: expected parentheses and 'not' at most 100 deep, found more"),
+        (("sql", "select * from range(100000000000)"), "sql: expected an answer of at most 50 rows, found more; add a limit"),
+        (("export", "none/x.csv"), "PATH: none/x.csv: cannot be written: no such folder; mkdir -p none"),
+        (("export", "/proc/x.csv"), "/proc/x.csv: writing failed: No such file or directory"),
+        (("export", "."), "PATH: expected the name of a file, found '.'"),
+        (("export", "x.csv", "--artifacts", "/proc/x"), ": writing failed: No such file or directory"),
+        (("lock", "-o", "none/farm.lock"), "--output: none/farm.lock: cannot be written: no such folder; mkdir -p none"),
+        (("lock", "-o", "/proc/farm.lock"), "/proc/farm.lock: writing failed: No such file or directory"),
+        (("lock", "-o", "/dev/zero"), "/dev/zero: cannot be read (File too large)"),
     ],
 )
 def test_bad_input_is_one_line_and_changes_nothing(farm, held, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("catalog.query.MOST_ROWS", 50)
     before = sorted(tmp_path.rglob("*"))
     code, _, err = farm(*args)
-    assert code == 2 and message in err and len(err.splitlines()) == 1
+    assert code == 2 and message in err and len(err.splitlines()) == 1, err
     assert sorted(tmp_path.rglob("*")) == before
 
 

@@ -90,7 +90,14 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("explain", f"1x32x{2**40}"), "its tensors do not fit into this machine's memory"),
         (("tl", "run", CAUSAL, "--inputs", CAUSAL), "causal.tl: expected arrays in NumPy's .npz form"),
         (("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"), "--output: none/x.cpp: cannot be written"),
-        (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such file"),
+        (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such folder; mkdir -p none"),
+        (("tl", "run", CAUSAL, "-o", ""), "--output: expected the name of a file, found '.'"),
+        (("sweep", "/dev/zero"), "/dev/zero: cannot be read: file too large"),
+        (("variants", "/dev/zero"), "/dev/zero: cannot be read: file too large"),
+        (("sweep", "--budget", "usd=1,usd=2"), "--budget: expected usd once, found it twice in 'usd=1,usd=2'"),
+        (("sweep", "--dry-run", "--author", "llm", "--model", "m", "--base-url", "x"), "--base-url: expected a URL such as"),
+        (("sweep", "--address", "ray://"), "'ray://': names no host and port, such as ray://head:10001"),
+        (("sweep", "--address", "ray://no.such.host.invalid:1"), "no.such.host.invalid: no such host"),
         (("reproduce", "3fa94c", "--seconds", "-1"), "'--seconds'"),
         (("reproduce", "3fa94c", "--seconds", "nan"), "'--seconds'"),
         (("sweep", "--dry-run", "--model", "m"), "--model: says how a language model is asked"),
@@ -128,6 +135,12 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     done = farm("sweep", "--executor", "local", "--catalog", str(tmp_path / "catalog"), FARM_CACHE="/proc/none")
     assert done.returncode == 2 and done.stderr.startswith("farm: FARM_CACHE: /proc/none: cannot be made"), done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_without_a_compiler_a_sweep_says_so_once_and_starts_nothing(tmp_path: Path) -> None:
+    done = farm("sweep", "--executor", "local", "--catalog", str(tmp_path / "catalog"), FARM_CXX="/no/compiler")
+    assert (done.returncode, done.stdout) == (2, "") and not list(tmp_path.iterdir())
+    assert done.stderr.startswith("farm: FARM_CXX: '/no/compiler' does not run here") and len(done.stderr.splitlines()) == 1
 
 
 def test_the_command_alone_prints_its_help_and_nothing_else() -> None:

@@ -85,6 +85,9 @@ WRONG = [
     ("targets:", "budget: {minutes: soon}\ntargets:", "p.yaml:10: budget.minutes: expected minutes, at least 0, found 'soon'"),
     ("targets:", "rivals: [torch-sdp]\ntargets:", "p.yaml:10: rivals[0]: expected one of torch-sdpa, torch-eager, flex-attention, found 'torch-sdp'; did you mean 'torch-sdpa'?"),
     ("targets:", "rivals: torch-sdpa\ntargets:", "p.yaml:10: rivals: expected a list, found 'torch-sdpa'"),
+    ("masks: [causal]", "masks: [causal, causal]", "p.yaml:7: models[0].masks: expected each mask rule once, found causal 2 times"),
+    ("masks: [causal]", "softmax_scale: 1.0e+60", "p.yaml:7: models[0].softmax_scale: expected a finite number that fp32 holds, found 1e+60"),
+    ("masks: [causal]", "scores: [{softcap: {cap: 1.0e-60}}]", "p.yaml:3: models[0]: softcap.cap: expected a finite number that fp32 holds, found 1e-60"),
     ("targets:", "variants: nowhere.py\ntargets:", "p.yaml:10: variants: "),
 ]  # fmt: skip
 # ruff: noqa: E501
