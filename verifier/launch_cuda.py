@@ -22,7 +22,8 @@ from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, entry_for, make
 from verifier.launch import LaunchError, RawTensor, TensorLike, check_call
 
 ZEROS_BYTES = 1 << 16  # stands for empty tensors
-COPY_THREADS = 256
+#: Of the kernel that copies: threads of a block, elements for which there is one more block, blocks a multiprocessor at most.
+COPY_THREADS, COPY_ELEMENTS, COPY_BLOCKS = 256, 1024, 16
 SWIZZLES = {0: 0, 32: 1, 64: 2, 128: 3}  # CU_TENSOR_MAP_SWIZZLE_...
 L2_PROMOTION_256 = 3  # CU_TENSOR_MAP_L2_PROMOTION_L2_256B
 
@@ -204,7 +205,7 @@ class CudaKernel:
         if name not in self._copies:
             with _told(f"{self.launch.entry}: {what}"):
                 self._copies[name] = self._function(self._code.get_kernel(name))
-        blocks = max(1, min(4 * self._sms, -(-copy.elements // COPY_THREADS)))
+        blocks = max(1, min(COPY_BLOCKS * self._sms, -(-copy.elements // COPY_ELEMENTS)))
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(copy.block))
         shape = ((blocks, 1, 1), (COPY_THREADS, 1, 1), (1, 1, 1), 0)
         return Launchable(self._copies[name], shape, parameters, f"{self.launch.entry}: {what} of {parameter.name}", copy)
