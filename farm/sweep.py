@@ -80,22 +80,10 @@ def run_sweep(plan: Plan, options: Options, config: Config, authors: AuthorOf | 
         with make_display(tally, executor.state, options.quiet) as display:
             for line in [*(checked.lines() if checked else ()), *map(_taken_over, superseded)]:
                 display.note(line)
-            interrupted = stages_of(shop).row_without_verdict
-            sweep = Sweep(
-                executor,
-                writer,
-                KnownRows(opened, () if plan.author == "rules" else TOLD_COLUMNS),
-                display,
-                budget=plan.budget,
-                interrupted_row=interrupted,
-            )
-            if options.on_cluster:
-                from farm.author_actor import AHEAD
-
-                sweep.device_patience_s, sweep.ahead = DEVICE_PATIENCE_S, AHEAD
-            counts = asyncio.run(
-                _run(sweep, plan, shop, functools.partial(authors, plan, shop), endpoint, display, _Watch(status, opened, run_id))
-            )
+            known = KnownRows(opened, () if plan.author == "rules" else TOLD_COLUMNS)
+            sweep = _adapted(Sweep(executor, writer, known, display, budget=plan.budget), shop, options)
+            watch, author = _Watch(status, opened, run_id), functools.partial(authors, plan, shop)
+            counts = asyncio.run(_run(sweep, plan, shop, author, endpoint, display, watch))
     if not opened.is_fenced(run_id):
         opened.record_run(run_id, sweep_id, counts.planned + counts.known, counts.known)
     wall_s = time.monotonic() - started
@@ -106,6 +94,16 @@ def _check_compiler(plan: Plan, options: Options) -> None:
     """On one machine: raises NoCompiler, which says what to install, rather than to end every attempt with it."""
     if not options.on_cluster and options.stages == STAGES and any(find_target(t).family == "cpu" for t in plan.targets):
         find_compiler()
+
+
+def _adapted(sweep: Sweep, shop: Shop, options: Options) -> Sweep:
+    """How it ends what is interrupted, and on a cluster how it waits for devices and for an author far away."""
+    sweep.interrupted_row = stages_of(shop).row_without_verdict
+    if options.on_cluster:
+        from farm.author_actor import AHEAD
+
+        sweep.device_patience_s, sweep.ahead = DEVICE_PATIENCE_S, AHEAD
+    return sweep
 
 
 def _authors(options: Options) -> AuthorOf:

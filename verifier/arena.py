@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from verifier.dtypes import DTYPES
+
 GUARD_BYTES = 64 << 10
 #: Two bytes that read as a NaN in f32, f16 and bf16 and as a huge number in i32; an output that still holds them was not written.
 POISON = 0x7FA5
 POISONED_WORD = np.uint64(POISON * 0x0001_0001_0001_0001)
-DTYPES: dict[str, torch.dtype] = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "i32": torch.int32}
 
 #: Where tensors with far strides are mapped: nothing else lies within terabytes of it.
 FAR_BASE = 0x2000_0000_0000

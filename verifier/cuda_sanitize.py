@@ -23,8 +23,9 @@ from generator.binding import bind
 from generator.canonical import to_plain
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
-from verifier.arena import DTYPES, POISON
+from verifier.arena import POISON
 from verifier.children import Limits, run_limited
+from verifier.dtypes import DTYPES
 from verifier.gpu import uuid_of
 from verifier.input_layout import call_view, fill, slots_of
 from verifier.inputs import Case

@@ -20,9 +20,10 @@ import torch
 from torch import Tensor
 
 from generator.spec import AttentionSpec, spec_from_plain
-from verifier.arena import DTYPES, POISON
+from verifier.arena import POISON
 from verifier.cuda_child import CudaChild, DeviceRoom, fence, load, open_device, say, told_by
 from verifier.cuda_rivals import OUT_OF_MEMORY, prepare_cuda
+from verifier.dtypes import DTYPES
 from verifier.rivals import Unsupported
 from verifier.sandbox_child import read_all
 

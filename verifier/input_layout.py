@@ -8,7 +8,8 @@ from torch import Tensor
 
 from generator.binding import Binding
 from generator.spec import AttentionSpec
-from verifier.arena import DTYPES, FAR_STRIDE, Slot
+from verifier.arena import FAR_STRIDE, Slot
+from verifier.dtypes import DTYPES
 from verifier.inputs import ROW_BYTES, Case
 
 

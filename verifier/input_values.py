@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from generator.binding import captured_shape, rule_tensors
-from generator.spec import TL_DTYPES, AttentionSpec
-from verifier.arena import DTYPES
+from generator.spec import AttentionSpec
+from verifier.dtypes import DTYPES, torch_dtype
 from verifier.inputs import Case, Values, generator_of
 
 
@@ -20,7 +20,7 @@ def make_values(case: Case) -> dict[str, Tensor]:
     spec, generator = case.spec, generator_of(case.seed, 1)
     q, k, v = (torch.randn(shape, generator=generator) for shape in _shapes(spec))
     q, k = _MAKERS[case.values](spec, q, k)
-    dtype = DTYPES[TL_DTYPES[spec.dtype]]
+    dtype = torch_dtype(spec)
     tensors = {name: tensor.to(dtype) for name, tensor in (("q", q), ("k", k), ("v", v))}
     tensors |= captured_values(case)
     if case.layout == "expanded":

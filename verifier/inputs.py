@@ -14,8 +14,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from generator.spec import TL_DTYPES, AttentionSpec, Rule
-from verifier.arena import DTYPES, Place
+from generator.spec import AttentionSpec, Rule
+from verifier.arena import Place
+from verifier.dtypes import torch_dtype
 
 #: Tiles of kernels begin at multiples of this.
 TILE_EDGE = 16
@@ -146,7 +147,7 @@ def _wider_slices(spec: AttentionSpec) -> list[Case]:
     wherever they lie.
     """
     layouts: tuple[Layout, ...] = ("sliced_4", "sliced_8")
-    least = DTYPES[TL_DTYPES[spec.dtype]].itemsize
+    least = torch_dtype(spec).itemsize
     return [Case(f"rows at multiples of {ROW_BYTES[x]} bytes", spec, layout=x) for x in layouts if ROW_BYTES[x] > least]
 
 

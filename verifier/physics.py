@@ -16,6 +16,7 @@ from torch import Tensor
 from generator.gpus import Gpu
 from generator.spec import TL_DTYPES, AttentionSpec
 from verifier import oracle
+from verifier.dtypes import torch_dtype
 from verifier.environment import cache_bytes, cpu_flags
 
 HIGHEST_CLOCK_HZ = 6.5e9
@@ -23,7 +24,6 @@ HIGHEST_CLOCK_HZ = 6.5e9
 CLOCK_SLACK = 1.15
 #: Bytes a second of the fastest memory on a socket (HBM).
 HIGHEST_BANDWIDTH = 2e12
-_ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def work_of_pairs(spec: AttentionSpec, pairs: float) -> Work:
     """The work for so many visible pairs, over batch and query heads."""
     queries = spec.batch * spec.num_heads * spec.seqlen_q * (spec.head_dim + spec.head_dim_v)
     keys = spec.batch * spec.num_kv_heads * spec.seqlen_k * (spec.head_dim + spec.head_dim_v)
-    return Work(2.0 * pairs * (spec.head_dim + spec.head_dim_v), (queries + keys) * _ITEM_BYTES[spec.dtype])
+    return Work(2.0 * pairs * (spec.head_dim + spec.head_dim_v), (queries + keys) * torch_dtype(spec).itemsize)
 
 
 def sampled_work(spec: AttentionSpec, captured: Mapping[str, Tensor], num_rows: int = 512) -> Work:

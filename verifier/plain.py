@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from generator.spec import TL_DTYPES, AttentionSpec
+from generator.spec import AttentionSpec
 from verifier import oracle
-from verifier.arena import DTYPES
+from verifier.dtypes import torch_dtype
 from verifier.oracle import Block
 
 #: The order in which sums are cut off as tensor units do it, and the terms that the smallest of their instructions adds at once.
@@ -43,7 +43,7 @@ def plain_attention(
     stays behind or the product of maximum and scale is rounded.
     Returns O in the spec's dtype (B, H, R, Dv) and LSE (B, H, R) in float32; of some pairs, as `oracle.heads_of` has them.
     """
-    dtype = DTYPES[TL_DTYPES[spec.dtype]]
+    dtype = torch_dtype(spec)
     out = torch.zeros(spec.batch, spec.num_heads, len(rows), spec.head_dim_v, dtype=dtype)
     lse = torch.full(out.shape[:3], -torch.inf)
     shuffle = torch.Generator().manual_seed(order)

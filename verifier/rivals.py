@@ -14,12 +14,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from generator.spec import AttentionSpec
 from verifier import oracle
+from verifier.dtypes import torch_dtype
 from verifier.flex_rival import FLEX, Call, flex
 from verifier.records import Unsupported
 
 #: Scores or biases larger than this make a rival "unsupported" rather than the machine swap.
 MEMORY_BYTES = 2 << 30
-_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def prepare(
@@ -173,7 +173,7 @@ def _bias(spec: AttentionSpec, captured: Mapping[str, Tensor]) -> Tensor | Unsup
 
 
 def _no_bias(spec: AttentionSpec) -> Tensor | Unsupported:
-    dtype = _DTYPES[spec.dtype]
+    dtype = torch_dtype(spec)
     size = spec.num_heads * spec.seqlen_q * spec.seqlen_k * dtype.itemsize
     if size > MEMORY_BYTES:
         return Unsupported(f"its bias would take {size / 2**30:.1f} GiB")

@@ -17,10 +17,11 @@ from torch import Tensor
 from generator.binding import Binding, BoundTensor, bind, captured_shape, rule_tensors
 from generator.canonical import to_plain
 from generator.scores import alibi_slopes
-from generator.spec import TL_DTYPES, AttentionSpec
+from generator.spec import AttentionSpec
 from generator.translate.records import Launch
-from verifier.arena import DTYPES, Arena, Slot
+from verifier.arena import Arena, Slot
 from verifier.checks import Expected, Outputs, check_outputs
+from verifier.dtypes import torch_dtype
 from verifier.flex_rival import compiler_environment
 from verifier.input_layout import call_view, slots_of
 from verifier.input_values import captured_values
@@ -123,7 +124,7 @@ class Workload:
         """Normal numbers to copy stretches of: as fresh as new ones for whoever remembers, and as cheap as a copy."""
         largest = max(math.prod(t.shape) for t in self._binding.tensors if t.role in ("q", "k", "v"))
         generator = torch.Generator().manual_seed(self._random.randrange(1 << 40))
-        return torch.randn(largest + (1 << 16), generator=generator).to(DTYPES[TL_DTYPES[self.spec.dtype]])
+        return torch.randn(largest + (1 << 16), generator=generator).to(torch_dtype(self.spec))
 
     def _lay_out(self) -> None:
         self._arena.poison()

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from generator.spec import AttentionSpec, spec_from_plain
 from verifier import confine
-from verifier.arena import DTYPES
+from verifier.dtypes import DTYPES
 from verifier.launch import CallBlock, parallel_pointer
 from verifier.rivals import Call, Unsupported, prepare
 from verifier.sandbox_child import Child, fenced_kernel, read_all

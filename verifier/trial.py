@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from generator.spec import TL_DTYPES, AttentionSpec, SpecError
+from generator.spec import AttentionSpec, SpecError
 from verifier import oracle
-from verifier.arena import DTYPES
 from verifier.checks import Expected, Outputs, check_outputs
+from verifier.dtypes import torch_dtype
 from verifier.environment import cores_given
 from verifier.input_values import make_values
 from verifier.inputs import Case, fresh_seed, suite
@@ -61,7 +61,7 @@ def expectation(
     if not bool(reference.out.isfinite().all()) or bool((reference.lse.isnan() | (reference.lse == torch.inf)).any()):
         raise WeakSuite(f"input {name!r}: its right answer is not finite, so nothing can be compared with it")
     trusted = plain_errors(spec, values, rows, reference, pairs)
-    return Expected(name, rows, reference, trusted, limits(trusted, reference, DTYPES[TL_DTYPES[spec.dtype]]))
+    return Expected(name, rows, reference, trusted, limits(trusted, reference, torch_dtype(spec)))
 
 
 def make_trial(case: Case) -> Trial:
@@ -190,11 +190,11 @@ def _refused(trial: Trial, out: Tensor) -> bool:
     """By its O alone: LSE is given right."""
     expected = trial.expected
     every_row = replace(expected, rows=torch.arange(len(expected.rows)))
-    rounded = out.to(DTYPES[TL_DTYPES[trial.case.spec.dtype]])
+    rounded = out.to(torch_dtype(trial.case.spec))
     return check_outputs(Outputs(rounded, expected.reference.lse.float(), {}), every_row) is not None
 
 
 def _differs(trial: Trial, out: Tensor) -> bool:
     reference = trial.expected.reference
-    unit = UNIT_ROUNDOFF[DTYPES[TL_DTYPES[trial.case.spec.dtype]]]
+    unit = UNIT_ROUNDOFF[torch_dtype(trial.case.spec)]
     return bool(((out - reference.out).abs() > 4 * unit * reference.magnitude + 1e-300).any())

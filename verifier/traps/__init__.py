@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from generator.canonical import digest_text
-from generator.spec import AttentionSpec
+from generator.spec import TL_DTYPES, AttentionSpec
 from generator.translate.records import Launch, ScalarParameter, TensorParameter, Translated
 
 FOLDER = Path(__file__).parent
@@ -82,7 +82,7 @@ TRAPS: tuple[Trap, ...] = (
 
 def launch_of(spec: AttentionSpec, entry: str = "attention_kernel") -> Launch:
     """How the hand-made kernels are called."""
-    dtype = {"fp32": "f32", "fp16": "f16", "bf16": "bf16"}[spec.dtype]
+    dtype = TL_DTYPES[spec.dtype]
     matrices = tuple(TensorParameter(name, dtype, 2, 2, name == "O") for name in "QKVO")  # type: ignore[arg-type]
     scalars = tuple(ScalarParameter(name, "i32", False) for name in ("SeqQ", "SeqK", "Heads", "KvHeads", "Batch"))
     return Launch(
