@@ -23,6 +23,8 @@ VARIABLES = {
 
 @dataclass(frozen=True, slots=True)
 class Config:
+    """cache: the folder for compiled binaries. catalog: where --catalog names none. head_s: a silent Ray head counts as lost."""
+
     cache: Path
     catalog: str
     debug: bool

@@ -11,11 +11,25 @@ from typing import Any
 
 from farm.jobs import Job, Row
 from farm.machine_view import machine_lines
+from generator.spec import AttentionSpec
 
 #: Problems kept for the closing table; a larger sweep is read with `farm catalog best`.
 TABLE_LIMIT = 500
 #: Where lines are all that a person sees, a sweep that waits for a model says so this often.
 SILENCE_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The row that stands for a problem: the fastest right one; else the last failure."""
+
+    spec: AttentionSpec
+    target: str
+    row: Row
+
+    @property
+    def is_verified(self) -> bool:
+        return bool(self.row["reason_code"] == "ok")
 
 
 @dataclass(slots=True)
@@ -26,7 +40,7 @@ class Tally:
     planned: int = 0
     known: int = 0
     by_reason: Counter[str] = field(default_factory=Counter)
-    best: dict[tuple[str, str], Row] = field(default_factory=dict)
+    best: dict[tuple[str, str], Shown] = field(default_factory=dict)
     best_ratio: float = 0.0
     started: float = field(default_factory=time.monotonic)
     author: Callable[[], str] = lambda: ""  # what a language model is doing and what it has cost
@@ -71,17 +85,14 @@ class Tally:
             self.best_ratio = max(self.best_ratio, ratio)
         key = (job.spec.hash, job.target)
         if key in self.best or len(self.best) < TABLE_LIMIT:
-            self.best[key] = _better(self.best.get(key), job, row)
+            self.best[key] = _better(self.best.get(key), Shown(job.spec, job.target, row))
 
 
-def _better(now: Row | None, job: Job, row: Row) -> Row:
-    """The row to show for a problem: the fastest right one; else the last failure. Later rungs measure longer and count more."""
-    shown = {**row, "_spec": job.spec, "_name": job.spec.name, "_target": job.target}
-    if now is None or now["reason_code"] != "ok":
-        return shown
-    if row["reason_code"] != "ok":
-        return now
-    return shown if _rank(row) > _rank(now) else now
+def _better(now: Shown | None, new: Shown) -> Shown:
+    """Later rungs measure longer and count more."""
+    if now is None or not now.is_verified:
+        return new
+    return new if new.is_verified and _rank(new.row) > _rank(now.row) else now
 
 
 def _rank(row: Row) -> tuple[int, float]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from farm.jobs import Row
-from farm.progress import Tally
+from farm.progress import Shown, Tally
 from farm.scheduler import Counts
 
 
@@ -34,7 +33,7 @@ class Summary:
 
     @property
     def any_verified(self) -> bool:
-        return any(row["reason_code"] == "ok" for row in self.tally.best.values())
+        return any(shown.is_verified for shown in self.tally.best.values())
 
     def plain(self) -> dict[str, Any]:
         """The summary for scripts. planned = the sum of by_reason, always; known ended in an earlier start."""
@@ -47,28 +46,28 @@ class Summary:
             "wall_s": round(self.wall_s, 3),
             "stop_reason": self.stop_reason,
             "author": self.author,
-            "best": [table_row(row) for row in sorted(self.tally.best.values(), key=_in_table)],
+            "best": [table_row(shown) for shown in sorted(self.tally.best.values(), key=_in_table)],
         }
 
 
-def _in_table(row: Row) -> tuple[Any, ...]:
-    spec = row["_spec"]
-    return (row["_name"], spec.dtype, spec.seqlen_k, spec.seqlen_q, row["_target"])
+def _in_table(shown: Shown) -> tuple[str, str, int, int, str]:
+    spec = shown.spec
+    return spec.name, spec.dtype, spec.seqlen_k, spec.seqlen_q, shown.target
 
 
-def table_row(row: Row) -> dict[str, Any]:
+def table_row(shown: Shown) -> dict[str, Any]:
     """One problem of the closing table as plain values; times in milliseconds."""
-    spec, ok = row["_spec"], row["reason_code"] == "ok"
+    spec, row, ok = shown.spec, shown.row, shown.is_verified
 
     def ms(name: str) -> float | None:
         return round(1e3 * row[name], 4) if ok and row.get(name) else None
 
     return {
-        "model": row["_name"] or "spec",
+        "model": spec.name or "spec",
         "shape": f"{spec.batch} x {spec.num_heads}/{spec.num_kv_heads} x {spec.seqlen_q}x{spec.seqlen_k} d{spec.head_dim}"
         + ("" if spec.head_dim == spec.head_dim_v else f"/{spec.head_dim_v}"),
         "dtype": spec.dtype,
-        "target": row["_target"],
+        "target": shown.target,
         "ours_ms": ms("p50_s"),
         "rival": row.get("baseline_name") if ok else None,
         "rival_ms": ms("baseline_p50_s"),

@@ -97,7 +97,7 @@ def fmt(
 @tl_app.command(epilog="Example: farm tl translate examples/tl/causal.tl --target sm_80 --set BM=128 -o causal.cu")
 def translate(
     file: FileArgument,
-    target: Annotated[str, typer.Option(help="A target: cpu, sm_75, sm_80, sm_90a.")] = "cpu",
+    target: Annotated[str, typer.Option(help="A target, as `farm targets` lists them: cpu, cpu-avx512, sm_80, ...")] = "cpu",
     settings: SetOption = None,
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="Where the source goes; standard output otherwise.")

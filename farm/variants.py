@@ -28,6 +28,8 @@ class VariantsError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
+    """A file whose rules this process knows, and their names."""
+
     path: str
     digest: str
     masks: tuple[str, ...]

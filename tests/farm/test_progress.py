@@ -28,7 +28,7 @@ def test_the_closing_table_shows_the_longest_measured_of_the_rules_and_the_faste
     for generation, ratio in ((0, 2.0), (1, 1.5)):
         row = {"reason_code": "ok", "author_mode": mode, "generation": generation, "ratio_p50": ratio}
         tally.add(job, row, known=False)
-    assert tally.best[spec.hash, "cpu"]["ratio_p50"] == shown
+    assert tally.best[spec.hash, "cpu"].row["ratio_p50"] == shown
 
 
 def test_rules_have_nothing_to_tell(monkeypatch):

@@ -67,7 +67,7 @@ def test_every_planned_attempt_is_one_row(tmp_path: Path) -> None:
     done = run(sweep(tmp_path, rows), search_of(job(1), job(2, "reason=wrong_value")), search_of(job(3)))
     assert (done.counts.planned, dict(done.counts.by_reason)) == (3, {"ok": 2, "wrong_value": 1})
     assert len(rows) == 3 and len({row["attempt_key"] for row in rows}) == 3
-    told = [row["row_id"] for row in done.display.tally.best.values()]
+    told = [shown.row["row_id"] for shown in done.display.tally.best.values()]
     assert told and set(told) <= {"1", "2", "3"}, "the closing table names the rows as they were stored"
 
 
