@@ -126,7 +126,8 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
     call = attention.describe(name, q, k, v, **arguments)
     server = serving.server()
     decision, kernel, loaded = server.loaded(call, override())
-    server.require(decision, override()) if kernel is None else None
+    if kernel is None:
+        server.require(decision, override())
     made = Plan(decision, getattr(attention, name), arguments, (q, k, v))
     if kernel is not None and loaded is not None:
         made._captured = attention.captured_of(arguments)
