@@ -1,8 +1,8 @@
 """Compiled binaries kept under what they depend on. Compiles nothing.
 
-Layout: `objects/<first two>/<sha256>.so` holds bytes under their own hash; `entries/<first two>/<key>.json`, written last, says
-which object a key stands for. Both are written under private names and renamed, so that a reader sees a whole entry or none,
-whoever else writes or is killed.
+Layout: `objects/<first two>/<sha256>.so` (or .cubin) holds bytes under their own hash; `entries/<first two>/<key>.json`, written
+last, says which object a key stands for. Both are written under private names and renamed, so that a reader sees a whole entry
+or none, whoever else writes or is killed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def _entry_path(cache: Path, key: str) -> Path:
     return cache / "entries" / key[:2] / f"{key}.json"
 
 
-def _write_atomically(path: Path, data: bytes) -> None:
+def write_atomically(path: Path, data: bytes) -> None:
+    """A file that readers see whole or not at all, readable for this user; makes the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".tmp-")
     try:
@@ -54,9 +55,9 @@ def _write_atomically(path: Path, data: bytes) -> None:
 def write_entry(cache: Path, key: str, binary: Binary, data: bytes, suffix: str) -> Binary:
     """Store the object under its own hash, then the entry that names it. Returns the binary with its path."""
     path = cache / "objects" / binary.hash[:2] / (binary.hash + suffix)
-    _write_atomically(path, data)
+    write_atomically(path, data)
     plain = {**asdict(binary), "path": str(path.relative_to(cache))}
-    _write_atomically(_entry_path(cache, key), json.dumps(plain).encode())
+    write_atomically(_entry_path(cache, key), json.dumps(plain).encode())
     return Binary(**{**plain, "path": str(path), "flags": tuple(binary.flags)})
 
 

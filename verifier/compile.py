@@ -17,8 +17,9 @@ from generator.canonical import digest_bytes
 from generator.translate.direct.headers import cpu_files, headers_hash, write_headers
 from generator.translate.records import Translated
 from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
-from verifier.children import Ended, Limits, run_limited
+from verifier.children import Limits, run_limited
 from verifier.compile_cuda import compile_cuda
+from verifier.compile_failed import compile_failed
 from verifier.elf import imports_of
 from verifier.foreign import CPP_FLAGS, binary_refusal, compiled_text_hash, is_foreign, source_refusal
 from verifier.records import Binary, CompileFailed
@@ -134,6 +135,7 @@ def compile_translated(
 def _compile_cpp(translated: Translated, cache: Path, limits: Limits, compiler: Compiler) -> Binary | CompileFailed:
     flags = compiler.flags(translated.launch.target_facts.get("isa", "baseline"))
     headers = cpu_files() if is_foreign(translated.launch) else {}
+    # What a binary depends on is the headers' text, not where they lie while it is compiled.
     flags += (*CPP_FLAGS, f"-I<farm {headers_hash(headers)[:12]}>") if headers else ()
     key = cache_key(compiled_text_hash(translated), flags, compiler.version)
     if (hit := read_entry(cache, key)) is not None:
@@ -147,7 +149,7 @@ def _compile_cpp(translated: Translated, cache: Path, limits: Limits, compiler: 
         env = os.environ | {"TMPDIR": str(work), "ZIG_GLOBAL_CACHE_DIR": str(cache / "zig"), "LC_ALL": "C"}
         ended = run_limited([*compiler.command, *options, "-o", str(out), str(source), "-lm"], limits, env=env, cwd=str(work))
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
-            return _failed(ended, limits)
+            return compile_failed(ended, limits)
         data = out.read_bytes()
     if refused := binary_refusal(data, translated.launch):
         return CompileFailed("compile_error", refused, ended.wall_s)
@@ -156,13 +158,3 @@ def _compile_cpp(translated: Translated, cache: Path, limits: Limits, compiler: 
         "", digest_bytes(data), translated.hash, translated.target, compiler.version, flags, ended.wall_s, resources, ended.log
     )
     return write_entry(cache, key, binary, data, suffix=".so")
-
-
-def _failed(ended: Ended, limits: Limits) -> CompileFailed:
-    if ended.how == "timeout":
-        return CompileFailed("compile_timeout", f"killed after {limits.wall_s:g} s\n{ended.log}", ended.wall_s)
-    signs = ("virtual memory exhausted", "out of memory", "cannot allocate memory", "killed signal", "bad_alloc", "outofmemory")
-    out_of_memory = ended.code == -9 or any(sign in ended.log.lower() for sign in signs)
-    return CompileFailed(
-        "compile_oom" if out_of_memory else "compile_error", ended.log or f"exit status {ended.code}", ended.wall_s
-    )

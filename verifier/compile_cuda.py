@@ -1,4 +1,4 @@
-"""CUDA source text to cubins with NVRTC, on machines with or without a GPU, through the cache of `verifier.compile`.
+"""CUDA source text to cubins with NVRTC, on machines with or without a GPU, through `verifier.binary_cache`.
 
 The compiler runs in a killable child. What ptxas reports and what the machine code holds goes into `Binary.resources`. `nvcc` is
 the second choice, where NVRTC's Python package is missing.
@@ -23,6 +23,7 @@ from generator.translate.direct.headers import COPIES, cuda_files, headers_hash,
 from generator.translate.records import Translated
 from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
+from verifier.compile_failed import compile_failed
 from verifier.cuda_versions import ptx_isa_of, version_of
 from verifier.foreign import binary_refusal, compiled_text_hash, is_foreign, toolkit_headers
 from verifier.records import Binary, CompileFailed
@@ -110,7 +111,7 @@ def compile_cuda(
             options = [*(f"-I{folder}" for folder in ("include", *includes)), f"{before}{COPIES}"]
         ended = _run(compiler, source, out, arch, limits, options)
         if ended.how == "timeout" or ended.code != 0 or not out.exists():
-            return _failed(ended, limits)
+            return compile_failed(ended, limits)
         data = out.read_bytes()
         if refused := binary_refusal(data, translated.launch):
             return CompileFailed("compile_error", refused, ended.wall_s)
@@ -137,16 +138,6 @@ def _run(compiler: CudaCompiler, source: Path, out: Path, arch: str, limits: Lim
     else:
         command = [compiler.path, *NVCC_FLAGS, *options, f"-arch={arch}", "-o", str(out), str(source)]
     return run_limited(command, limits, env=env, cwd=str(source.parent))
-
-
-def _failed(ended: Ended, limits: Limits) -> CompileFailed:
-    if ended.how == "timeout":
-        return CompileFailed("compile_timeout", f"killed after {limits.wall_s:g} s\n{ended.log}", ended.wall_s)
-    signs = ("out of memory", "cannot allocate memory", "bad_alloc", "memoryerror")
-    out_of_memory = ended.code == -9 or any(sign in ended.log.lower() for sign in signs)
-    return CompileFailed(
-        "compile_oom" if out_of_memory else "compile_error", ended.log or f"exit status {ended.code}", ended.wall_s
-    )
 
 
 REPORT = re.compile(
@@ -220,12 +211,5 @@ def instruction_mix(cubin: Path, entry: str) -> dict[str, int] | None:
         return None
     found = re.search(rf"\.text\.{re.escape(entry)}:(.*?)(?:\n\s*\.section|\Z)", text, re.DOTALL)
     opcodes = re.findall(r"^\s*/\*[0-9a-f]+\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)", found[1] if found else "", re.MULTILINE)
-    counts = Counter(
-        next((f for f in COUNTED if op == f or op.startswith((f + ".", f)) and _same_family(op, f)), "") for op in opcodes
-    )
-    counts.pop("", None)
+    counts = Counter(family for opcode in opcodes for family in COUNTED if opcode == family or opcode.startswith(family + "."))
     return {**dict(sorted(counts.items())), "total": len(opcodes)}
-
-
-def _same_family(opcode: str, family: str) -> bool:
-    return opcode[len(family) :][:1] in ("", ".")

@@ -5,8 +5,9 @@ What the description (`Launch.target_facts`) holds is told in docs/cuda_translat
 
 from __future__ import annotations
 
+import operator
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,25 @@ from verifier.launch import LaunchError, TensorLike
 
 ITEM_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2}
 FORMATS = {"pointer": "<Q", "i64": "<q", "i32": "<i", "f32": "<f"}
+#: Functions of scalar expressions in a launch description. Division by 0 gives 0: nothing there is to be done.
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": lambda a, b: a // b if b else 0,
+    "%": lambda a, b: a % b if b else 0,
+    "ceildiv": lambda a, b: -(-a // b) if b else 0,
+    "max": max,
+    "min": min,
+    "neg": operator.neg,
+    "where": lambda condition, a, b: a if condition else b,
+    "<": lambda a, b: int(a < b),
+    "<=": lambda a, b: int(a <= b),
+    ">": lambda a, b: int(a > b),
+    ">=": lambda a, b: int(a >= b),
+    "==": lambda a, b: int(a == b),
+    "!=": lambda a, b: int(a != b),
+}
 #: TMA counts strides in units of 16 bytes and takes at most five axes.
 TMA_ALIGNMENT = 16
 #: Blocks along each axis of a grid, at most.
@@ -68,34 +88,10 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
         return e
     if isinstance(e, str):
         return values[e]
-    fn, *args = e
-    a = [evaluate(x, values) for x in args]
-    match fn:
-        case "+":
-            return a[0] + a[1]
-        case "-":
-            return a[0] - a[1]
-        case "*":
-            return a[0] * a[1]
-        case "//":
-            return a[0] // a[1] if a[1] else 0
-        case "%":
-            return a[0] % a[1] if a[1] else 0
-        case "ceildiv":
-            return -(-a[0] // a[1]) if a[1] else 0
-        case "max" | "min":
-            return (max if fn == "max" else min)(a)
-        case "neg":
-            return -a[0]
-        case "where":
-            return a[1] if a[0] else a[2]
-        case "<" | "<=" | ">" | ">=" | "==" | "!=":
-            return int(
-                {"<": a[0] < a[1], "<=": a[0] <= a[1], ">": a[0] > a[1], ">=": a[0] >= a[1], "==": a[0] == a[1]}.get(
-                    fn, a[0] != a[1]
-                )
-            )
-    raise LaunchError(f"launch: expected a known function, found {fn!r}")
+    name, *arguments = e
+    if (function := FUNCTIONS.get(name)) is None:
+        raise LaunchError(f"launch: expected a function, one of {' '.join(FUNCTIONS)}, found {name!r}")
+    return function(*(evaluate(argument, values) for argument in arguments))
 
 
 def unaligned_entry(launch: Launch) -> Launch | None:

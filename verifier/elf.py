@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
+#: Kinds of sections, as the ELF specification names and numbers them.
 _SHT_SYMTAB, _SHT_DYNAMIC, _SHT_DYNSYM = 2, 6, 11
 #: Sections whose functions a loader calls by itself: SHT_INIT_ARRAY, SHT_FINI_ARRAY, SHT_PREINIT_ARRAY.
 _SHT_CALLED = (14, 15, 16)
@@ -38,33 +40,47 @@ def runs_by_itself(data: bytes) -> bool:
     Raises ValueError as above.
     """
     sections = _sections(data)
-    if any(section[1] in _SHT_CALLED and section[5] for section in sections):
+    if any(section.kind in _SHT_CALLED and section.size for section in sections):
         return True
     for section in sections:
-        if section[1] == _SHT_DYNAMIC:
-            entries = struct.iter_unpack("<qQ", data[section[4] : section[4] + section[5] // 16 * 16])
+        if section.kind == _SHT_DYNAMIC:
+            entries = struct.iter_unpack("<qQ", data[section.offset : section.offset + section.size // 16 * 16])
             if any(tag in _DT_CALLED for tag, _ in entries):
                 return True
     return False
 
 
-def _sections(data: bytes) -> list[tuple[int, ...]]:
+class _Section(NamedTuple):
+    """Elf64_Shdr: offset and size in bytes of the file; link: the section of a symbol table's names."""
+
+    name: int
+    kind: int
+    flags: int
+    address: int
+    offset: int
+    size: int
+    link: int
+    info: int
+    alignment: int
+    entry_bytes: int
+
+
+def _sections(data: bytes) -> list[_Section]:
     if data[:6] != b"\x7fELF\x02\x01":
         raise ValueError("expected a 64-bit little-endian ELF file")
     (offset,) = struct.unpack_from("<Q", data, 0x28)
     entry_size, count = struct.unpack_from("<HH", data, 0x3A)
-    return [struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry_size) for i in range(count)]
+    return [_Section._make(struct.unpack_from("<IIQQQQIIQQ", data, offset + i * entry_size)) for i in range(count)]
 
 
 def _symbols(data: bytes, table: int) -> Iterator[tuple[str, int, int]]:
     """(name, info, section) of every named symbol of the tables of one kind; section 0: undefined."""
     sections = _sections(data)
     for section in sections:
-        if section[1] != table:
+        if section.kind != table:
             continue
-        start, size, link = section[4], section[5], section[6]
-        strings = sections[link][4]
-        for at in range(start, start + size, 24):
+        strings = sections[section.link].offset
+        for at in range(section.offset, section.offset + section.size, 24):
             name, info, _other, shndx = struct.unpack_from("<IBBH", data, at)
             if name:
                 end = data.index(b"\0", strings + name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import json
 import os
 import select
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 PACKET_BYTES = 1 << 18
+MOST_HANDLES = 16  # that come with one request
 _PACKAGES = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import json,sys; f=json.loads(sys.argv[1]); sys.path[:]=f['path']; from verifier.nursery import serve; serve(f)"
 
@@ -33,18 +35,22 @@ class NurseryDied(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Nursling:
-    """A child: its process id, which is also its group's, and how to wait for it."""
+    """A child: its process id, which is also its group's, and how to wait for it.
+
+    serial: its number among all that the nursery has forked, since the system gives process ids again.
+    """
 
     pid: int
+    serial: int
     nursery: Nursery
 
     def wait(self, timeout_s: float | None = None) -> int:
         """Exit status, negative for a signal. Raises subprocess.TimeoutExpired."""
-        return self.nursery.wait(self.pid, timeout_s)
+        return self.nursery.wait(self.serial, timeout_s)
 
     def kill(self) -> None:
-        """SIGKILL to its group; nothing where it has ended, whoever has its number by now."""
-        self.nursery.kill(self.pid)
+        """SIGKILL to its group; nothing where it has ended, whoever has its process id by now."""
+        self.nursery.kill(self.serial)
 
 
 class Nursery:
@@ -66,8 +72,8 @@ class Nursery:
         )  # fmt: skip
         theirs.close()
         self._asking, self._reading = threading.Lock(), threading.Lock()
-        self._codes: dict[int, int] = {}
-        self._spawned: list[int] = []
+        self._codes: dict[int, int] = {}  # exit statuses by serial
+        self._spawned: list[tuple[int, int]] = []  # process id, serial
 
     @property
     def alive(self) -> bool:
@@ -86,23 +92,23 @@ class Nursery:
                 if time.monotonic() > deadline:
                     raise NurseryDied(f"no child within {limit_s:g} s")
                 self._read(0.05)
-            return Nursling(self._spawned.pop(), self)
+            return Nursling(*self._spawned.pop(), self)
 
-    def kill(self, pid: int) -> None:
-        """By the process that alone tells the system to forget a child and its number. Dead, it took its children along."""
+    def kill(self, serial: int) -> None:
+        """By the process that alone tells the system to forget a child and its id. Dead, it took its children along."""
         with self._asking, contextlib.suppress(OSError):
-            self._channel.send(json.dumps({"kill": pid}).encode())
+            self._channel.send(json.dumps({"kill": serial}).encode())
 
-    def wait(self, pid: int, timeout_s: float | None) -> int:
+    def wait(self, serial: int, timeout_s: float | None) -> int:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while pid not in self._codes:
+        while serial not in self._codes:
             if deadline is not None and time.monotonic() > deadline:
-                raise subprocess.TimeoutExpired(str(pid), timeout_s or 0)
+                raise subprocess.TimeoutExpired(f"child {serial}", timeout_s or 0)
             try:
                 self._read(0.05)
             except NurseryDied:
                 return -9  # its children died with it
-        return self._codes[pid]
+        return self._codes[serial]
 
     def _read(self, timeout_s: float) -> None:
         """Take one message in, if one comes. Raises NurseryDied."""
@@ -117,9 +123,9 @@ class Nursery:
                 raise NurseryDied(f"exit status {self._process.poll()}")
             message = json.loads(packet)
             if "spawned" in message:
-                self._spawned.append(message["spawned"])
+                self._spawned.append((message["spawned"], message["serial"]))
             else:
-                self._codes[message["pid"]] = message["code"]
+                self._codes[message["ended"]] = message["code"]
 
     def close(self) -> None:
         self._channel.close()
@@ -154,24 +160,25 @@ def serve(facts: dict[str, Any]) -> None:
     """Import the program, then fork a child for each request until the channel closes or the parent is gone."""
     channel = socket.socket(fileno=facts["channel"])
     program = __import__(facts["program"], fromlist=["main"])
-    children: dict[int, int] = {}  # pidfd -> pid
-    listening: list[Any] = [channel]
+    children: dict[int, _Forked] = {}  # by pidfd
+    serials = itertools.count()
     while os.getppid() == facts["parent"]:
-        ready = select.select([*listening, *children], [], [], 1.0)[0]
-        for handle in ready:
-            if handle in children:
-                _kill_group(children[handle])  # what a child left; once it is taken in, its number may be a stranger's
-                _, status = os.waitpid(pid := children.pop(handle), 0)
-                os.close(handle)
-                channel.send(json.dumps({"pid": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+        ready = select.select([channel, *children], [], [], 1.0)[0]
+        for pidfd in children.keys() & ready:
+            ended = children.pop(pidfd)
+            _kill_group(ended.pid)  # what a child left; once it is taken in, its id may be a stranger's
+            _, status = os.waitpid(ended.pid, 0)
+            os.close(pidfd)
+            _tell(channel, ended=ended.serial, code=os.waitstatus_to_exitcode(status))
         if channel in ready:
-            packet, handles, _, _ = socket.recv_fds(channel, PACKET_BYTES, 16)
+            packet, handles, _, _ = socket.recv_fds(channel, PACKET_BYTES, MOST_HANDLES)
             if not packet:
                 break
             request = json.loads(packet)
-            if (pid := request.get("kill")) is not None:
-                if pid in children.values():
-                    _kill_group(pid)
+            if "kill" in request:
+                for child in children.values():
+                    if child.serial == request["kill"]:
+                        _kill_group(child.pid)
                 continue
             pid = os.fork()
             if pid == 0:
@@ -179,11 +186,23 @@ def serve(facts: dict[str, Any]) -> None:
                     os.close(pidfd)
                 channel.close()
                 _become_child(program, request, handles)
-            children[os.pidfd_open(pid)] = pid
+            child = children[os.pidfd_open(pid)] = _Forked(pid, next(serials))
             for handle in handles:
                 os.close(handle)
-            channel.send(json.dumps({"spawned": pid}).encode())
+            _tell(channel, spawned=pid, serial=child.serial)
     os._exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Forked:
+    """A child as the process that forked it knows it."""
+
+    pid: int
+    serial: int
+
+
+def _tell(channel: socket.socket, **facts: int) -> None:
+    channel.send(json.dumps(facts).encode())
 
 
 def _kill_group(pid: int) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from verifier.binary_cache import write_atomically
 from verifier.children import Limits, run_limited
 from verifier.environment import NoDevice, device_key, worker_threads
 
@@ -43,10 +44,7 @@ def ensure_rates(cache_dir: str | os.PathLike[str], device: str = "cpu") -> Rate
     except (OSError, ValueError, TypeError):
         pass
     found = measured_rates(device)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(asdict(found)))
-    os.replace(temporary, path)
+    write_atomically(path, json.dumps(asdict(found)).encode())
     return found
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from generator.canonical import digest, digest_bytes
 from generator.spec import AttentionSpec, TensorDType
 from verifier.benchmark import measure
+from verifier.binary_cache import write_atomically
 from verifier.compile import NoCompiler, compile_translated, find_compiler
 from verifier.cuda_selftest import gpu_checks
 from verifier.environment import device_key, package_version
@@ -72,10 +73,7 @@ def ensure_selftest(
         pass
     checks = selftest(cache_dir, quick=True, progress=progress, device=device)
     if passed(checks):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.write_text(json.dumps([asdict(check) for check in checks]))
-        os.replace(temporary, path)
+        write_atomically(path, json.dumps([asdict(check) for check in checks]).encode())
     return checks
 
 

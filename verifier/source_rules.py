@@ -1,8 +1,7 @@
-"""What foreign source text may hold before anyone compiles it. A first wall, not the last.
+"""What source text that a model or a stranger wrote, in C++ or CUDA, may hold before anyone compiles it. Our translators' output
+needs none of it.
 
-The sandbox and the binary's imports are checked too.
-
-Applies to device code that a model or a stranger wrote. Our translators' output needs none of it.
+A first wall, not the last: what is compiled is checked for its imports, too, and runs in the sandbox.
 """
 
 from __future__ import annotations
@@ -30,12 +29,13 @@ ALLOWED_HEADERS: dict[Language, frozenset[str]] = {
     "cuda": TOOLKIT_HEADERS | frozenset(CUDA_HEADERS),
 }
 
-#: Words that no kernel needs -> why they are refused.
+#: Why words are refused.
 _SYSTEM = "a kernel computes; it calls no system"
 _LOADING = "code may not load, find or make other code"
 _LINKAGE = "what runs before the entry point, or instead of something else, is refused"
 _HOST = "host code is never accepted: a kernel is device code and a launch description"
 _PROBES, _LOOKS = ("__has_include", "__has_include_next", "__has_embed"), "source may not ask what files this machine has"
+#: Words that no kernel needs -> why they are refused.
 FORBIDDEN_WORDS: dict[Language, dict[str, str]] = {
     "c++": {
         **dict.fromkeys(

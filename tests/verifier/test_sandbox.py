@@ -164,6 +164,19 @@ def test_a_child_takes_its_group_along_before_its_number_is_free(seconds):
         assert forking.alive
 
 
+def test_a_process_id_that_the_system_gives_again_is_another_child():
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as folder:
+        forking = nursery.nursery_for("group_child", {"PATH": "/usr/bin:/bin"})
+        first = forking.spawn({"seconds": 0}, (), log.fileno(), folder, 60)
+        assert first.wait(20) == 0
+        second = forking.spawn({"seconds": 600}, (), log.fileno(), folder, 60)
+        replace(first, pid=second.pid).kill()
+        with pytest.raises(subprocess.TimeoutExpired):
+            replace(second, pid=first.pid).wait(0.5)
+        second.kill()
+        assert second.wait(20) == -signal.SIGKILL
+
+
 def test_nothing_is_left_open_after_many_sandboxes(build):
     binary = build("good")
     for _ in range(2):
