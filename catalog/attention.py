@@ -18,16 +18,16 @@ from catalog import flash, kvcache, serving
 from catalog.calls import AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen, packed_arguments
-from catalog.flash_checks import in_float32
+from catalog.flash_checks import check_numbers, flash_arguments, lse_wanted
 from catalog.flash_fallback import FlashArguments, Window, dense, dense_output, varlen
 from catalog.frames import bound_kernel
 from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
-from catalog.operands import check_out, sdpa_output
+from catalog.operands import check_out, may_be_written, sdpa_output
 from catalog.plain_attention import torch_sdpa
 from catalog.plainness import is_plain, nothing_watches, torch_reads
 from catalog.reasons import RunFailed
-from catalog.serving import Frame, Server, outcomes, per_thread
+from catalog.serving import Frame, Server, per_thread
 from catalog.settings import override as _override
 from catalog.torch_ops import implement, traced_flash, traced_sdpa
 from generator.spec import AttentionSpec
@@ -43,6 +43,7 @@ def scaled_dot_product_attention(
     attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     is_causal: bool = False,
+    *,
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
@@ -56,7 +57,6 @@ def scaled_dot_product_attention(
     server = serving.server()
     if server.off:
         return torch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-    outcomes.count_call()
     frame, usual = None, is_causal.__class__ is enable_gqa.__class__ is bool and dropout_p.__class__ is float
     if usual and (scale is None or scale.__class__ is float):
         takes_kernels = attn_mask is None and dropout_p == 0.0
@@ -145,17 +145,17 @@ def flash_attn_func(
     (out, lse). LSE is (B, H, Sq) fp32, natural log, -inf for a row that sees no key. out: written and returned.
     learnable_sink: (H), a logit without a key in each row's softmax.
     """
-    sinks = None if learnable_sink is None else in_float32("learnable_sink", learnable_sink)
-    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p, sinks)
-    need_lse = return_attn_probs or return_lse or return_softmax_lse
+    arguments = flash_arguments(softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p, learnable_sink)
+    need_lse = lse_wanted(return_attn_probs, return_lse, return_softmax_lse)
     if _is_compiling():
         result, lse = traced_flash(q, k, v, arguments, need_lse)
-        return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
-    answered = flash.answer(q, k, v, arguments, need_lse, out)
-    if answered is None:
-        result, lse = dense(q, k, v, arguments) if need_lse else (dense_output(q, k, v, arguments), None)
-        answered = (_into(out, result), lse)
-    return _flash_result(*answered, need_lse, return_attn_probs)
+    else:
+        written = None if out is None else _written_by_kernels(out, q, k, v)
+        answered = flash.answer(q, k, v, arguments, need_lse, written)
+        if answered is None:
+            answered = dense(q, k, v, arguments) if need_lse else (dense_output(q, k, v, arguments), None)
+        result, lse = answered
+    return _flash_result(_into(out, result), lse, need_lse, return_attn_probs)
 
 
 def flash_attn_varlen_func(
@@ -186,16 +186,20 @@ def flash_attn_varlen_func(
     With block_table (or page_table, the same) k and v are pages (blocks, page, Hkv, D). LSE is (H, total_q). The rest as
     `flash_attn_func`. Rows of q behind the last sequence give 0 and LSE -inf. Raises ValueError for bounds that do not fit.
     """
-    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes, dropout_p)
-    need_lse = return_attn_probs or return_lse or return_softmax_lse
+    arguments = flash_arguments(softmax_scale, causal, window_size, softcap, alibi_slopes, dropout_p)
+    check_numbers(arguments)
+    need_lse = lse_wanted(return_attn_probs, return_lse, return_softmax_lse)
     table = _one_of(block_table, page_table, "block_table", "page_table")
     packed = packed_arguments(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, table)
     if packed is not None:
-        given = None if out is None else out[None]
+        written = None if out is None else _written_by_kernels(out, q, k, v)
+        given = None if written is None else written[None]
         answered = flash.answer(q[None], k[None], v[None], packed, need_lse, given, "flash_attn_varlen_func")
         if answered is not None:
             result, lse = answered
-            return _flash_result(result[0] if out is None else out, lse if lse is None else lse[0], need_lse, return_attn_probs)
+            return _flash_result(
+                out if given is not None else _into(out, result[0]), lse if lse is None else lse[0], need_lse, return_attn_probs
+            )
     else:
         _count_miss(describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, need_lse, table))
     result, lse = varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, table)
@@ -232,24 +236,24 @@ def flash_attn_with_kvcache(
     Only when k and v are given are the caches written, in place, after the cache_seqlens tokens that they hold. num_splits is a
     hint about speed: any number gives the same result. Raises ValueError for arguments that contradict each other.
     """
-    arguments = FlashArguments(softmax_scale, bool(causal), window_size, softcap or 0.0, alibi_slopes)
+    arguments = flash_arguments(softmax_scale, causal, window_size, softcap, alibi_slopes)
+    check_numbers(arguments)
     table = _one_of(block_table, page_table, "block_table", "page_table")
     cache = CacheArguments(k, v, rotary_cos, rotary_sin, cache_seqlens, cache_batch_idx, cache_leftpad, table, rotary_interleaved)
-    need_lse = return_softmax_lse or return_lse
+    need_lse = lse_wanted(False, return_lse, return_softmax_lse)
     queries, lengths = kvcache.update(q, k_cache, v_cache, arguments, cache)
-    answered = None
+    answered, written = None, None if out is None else _written_by_kernels(out, queries, k_cache, v_cache)
     if (same := kvcache.as_dense(queries, k_cache, v_cache, lengths, arguments, cache)) is not None:
-        answered = flash.answer(queries, *same, need_lse, out, "flash_attn_with_kvcache")
+        answered = flash.answer(queries, *same, need_lse, written, "flash_attn_with_kvcache")
     else:
         _count_miss(describe_kvcache(q, k_cache, v_cache, arguments, cache, need_lse))
     if answered is None:
-        result, lse = kvcache.attend(queries, k_cache, v_cache, lengths, arguments, cache)
-        answered = (_into(out, result), lse)
-    return _flash_result(*answered, need_lse, False)
+        answered = kvcache.attend(queries, k_cache, v_cache, lengths, arguments, cache)
+    result, lse = answered
+    return _flash_result(_into(out, result), lse, need_lse, False)
 
 
 def _count_miss(call: AttentionCall) -> None:
-    outcomes.count_call()
     serving.server().miss(call, _override())
 
 
@@ -260,10 +264,16 @@ def _flash_result(out: Tensor, lse: Tensor | None, need_lse: bool, attn_probs: b
 
 
 def _into(out: Tensor | None, result: Tensor) -> Tensor:
-    if out is None:
+    if out is None or out is result:
         return result
     check_out(out, tuple(result.shape), result)
     return out.copy_(result)
+
+
+def _written_by_kernels(out: Tensor, *inputs: Tensor) -> Tensor | None:
+    """`out` where a kernel may write it; None where its result has to be copied there."""
+    are_tensors = all(isinstance(x, Tensor) for x in (out, *inputs))
+    return out if are_tensors and may_be_written(out, *inputs) else None
 
 
 def _one_of(first: Tensor | None, second: Tensor | None, *names: str) -> Tensor | None:
@@ -273,22 +283,20 @@ def _one_of(first: Tensor | None, second: Tensor | None, *names: str) -> Tensor 
 
 
 def _flash_arguments(a: dict[str, Any]) -> FlashArguments:
-    return FlashArguments(
-        a["softmax_scale"], bool(a["causal"]), a["window_size"], a["softcap"] or 0.0, a["alibi_slopes"], a.get("dropout_p", 0.0),
+    return flash_arguments(
+        a["softmax_scale"], a["causal"], a["window_size"], a["softcap"], a["alibi_slopes"], a.get("dropout_p", 0.0),
         a.get("learnable_sink"),
     )  # fmt: skip
 
 
 def captured_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
     """What a kernel reads besides q, k and v, of the keywords of `flash_attn_func`."""
-    sinks = arguments.get("learnable_sink")
-    return FlashArguments(
-        alibi_slopes=arguments.get("alibi_slopes"), sinks=None if sinks is None else in_float32("learnable_sink", sinks)
-    ).captured
+    slopes, sinks = arguments.get("alibi_slopes"), arguments.get("learnable_sink")
+    return flash_arguments(None, False, None, 0.0, slopes, sinks=sinks).captured
 
 
 def _wants_lse(a: dict[str, Any]) -> bool:
-    return bool(a.get("return_attn_probs") or a["return_lse"] or a["return_softmax_lse"])
+    return lse_wanted(a.get("return_attn_probs", False), a["return_lse"], a["return_softmax_lse"])
 
 
 def _cache_arguments(a: dict[str, Any]) -> CacheArguments:

@@ -40,8 +40,6 @@ class Outcomes:
         self._lock = threading.Lock()
         self._by_label: dict[str, Outcome] = {}
         self._warned: set[str] = set()
-        self.calls = itertools.count()
-        self.count_call: Callable[[], int] = self.calls.__next__
 
     def get(self, kind: str, name: str, kernel_id: str | None = None) -> Outcome:
         label = f"{kind}:{name}"
@@ -53,10 +51,6 @@ class Outcomes:
     def miss(self, why: Reason) -> Outcome:
         return self.get("miss", why.code)
 
-    def total(self) -> int:
-        """Calls of the attention functions since the start, or since `clear`."""
-        return int(self.calls.__reduce__()[1][0])
-
     def by_label(self) -> dict[str, int]:
         with self._lock:
             return {label: outcome.calls for label, outcome in sorted(self._by_label.items())}
@@ -67,8 +61,6 @@ class Outcomes:
             for outcome in self._by_label.values():
                 outcome._count = itertools.count()
                 outcome.tick = outcome._count.__next__
-            self.calls = itertools.count()
-            self.count_call = self.calls.__next__
 
     def reset_locks(self) -> None:
         """In a forked child: no other thread lives that could hold them."""

@@ -15,9 +15,10 @@ from catalog.calls import AttentionCall, causal_forms, size_blockers, sizes, ten
 from catalog.flash_checks import check_packed
 from catalog.flash_fallback import FlashArguments, documents_of, window_limits
 from catalog.kvcache import CacheArguments, as_dense, totals
+from catalog.operands import sdpa_output
 from catalog.plainness import torch_reads
 from catalog.reasons import Reason, reason
-from generator.spec import Rule
+from generator.spec import Rule, held_by_fp32
 
 
 def describe_sdpa(
@@ -49,6 +50,9 @@ def describe_sdpa(
     blockers += size_blockers(q, k, v)
     if not enable_gqa and q.shape[1] != k.shape[1]:
         blockers.append(reason("broadcast", f"{q.shape[1]} query heads and {k.shape[1]} key heads without enable_gqa"))
+    out = sdpa_output(query, value.shape[-1])
+    if out.shape[-1] > 1 and out.strides[-1] != 1:  # torch's rule for a query whose rows overlap
+        blockers.append(reason("layout", f"torch would give an output with stride {out.strides[-1]} in its last dimension"))
     forms = causal_forms(q.shape[2], k.shape[2], "top_left") if is_causal else ((),)
     return _call(name, (q, k, v), blockers, scale, forms)
 
@@ -72,8 +76,10 @@ def describe_flash(
         blockers += _slope_blockers(slopes, q)
     if arguments.sinks is not None:
         blockers += tensor_blockers(("learnable_sink", arguments.sinks))
+    if not held_by_fp32(arguments.softcap):
+        blockers.append(reason("argument", f"softcap is {arguments.softcap!r}, which fp32 does not hold"))
     left, right = window_limits(arguments.window_size, arguments.causal)
-    scores: tuple[Rule, ...] = (Rule.make("softcap", cap=float(arguments.softcap)),) if arguments.softcap else ()
+    scores: tuple[Rule, ...] = (Rule.make("softcap", cap=arguments.softcap),) if arguments.softcap else ()
     scores += (Rule.make("alibi", align="bottom_right"),) if slopes is not None else ()
     scores += (Rule.make("sink_logit"),) if arguments.sinks is not None else ()
     forms = window_forms(q.shape[2], k.shape[2], left, right)
@@ -185,6 +191,6 @@ def _call(
 ) -> AttentionCall:
     """The call of (B, H, S, D) views."""
     resolved = _number(views[0].shape[3] ** -0.5 if scale is None and views[0].shape[3] else 1.0 if scale is None else scale)
-    if not math.isfinite(resolved):
+    if not held_by_fp32(resolved):
         blockers.append(reason("scale", f"the softmax scale is {scale!r}"))
     return AttentionCall(name, **sizes(*views), scale=resolved, mask_forms=forms, blockers=tuple(blockers), **more)

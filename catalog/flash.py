@@ -12,14 +12,14 @@ from torch import Tensor
 from catalog import serving
 from catalog.calls import AttentionCall
 from catalog.describe import describe_flash
-from catalog.flash_checks import check_dense, check_numbers, check_window
+from catalog.flash_checks import check_dense
 from catalog.flash_fallback import FlashArguments
 from catalog.frames import bound_kernel
 from catalog.loader import LoadedKernel
 from catalog.operands import NOTHING, flash_output
 from catalog.plainness import is_plain, nothing_watches
 from catalog.reasons import RunFailed
-from catalog.serving import Frame, Server, outcomes, per_thread
+from catalog.serving import Frame, Server, per_thread
 from catalog.settings import override as _override
 from generator.spec import AttentionSpec
 
@@ -37,9 +37,6 @@ def answer(
 ) -> tuple[Tensor, Tensor | None] | None:
     """Output and LSE from a kernel; None where torch has to answer (counted). name: the function that was called."""
     server = serving.server()
-    outcomes.count_call()
-    if not _are_usual(arguments):  # a number of a type that is refused may equal one in the key of a frame
-        check_numbers(arguments)
     frame, options = server.latest, (name, arguments, need_lse, _override(), _deterministic())
     simple = out is None and not arguments.captured
     if not simple or frame is None or frame.options != options or not frame.check(q, k, v) or not nothing_watches():
@@ -59,14 +56,6 @@ def answer(
     return None if frame.run is None else answered
 
 
-def _are_usual(arguments: FlashArguments) -> bool:
-    """Whether the numbers have the types that most calls give them."""
-    scale, window = arguments.softmax_scale, arguments.window_size
-    if not (scale is None or scale.__class__ is float) or arguments.softcap.__class__ is not float:
-        return False
-    return window.__class__ is tuple and len(window) == 2 and window[0].__class__ is window[1].__class__ is int
-
-
 def _frame(
     server: Server, q: Tensor, k: Tensor, v: Tensor, options: tuple[Any, ...], out: Tensor | None, simple: bool
 ) -> Frame | None:
@@ -78,9 +67,7 @@ def _frame(
     captured = tuple(arguments.captured.values())
     if server.off or arguments.dropout_p or not is_plain(q, k, v) or not all(is_plain(q, k, x) for x in captured):
         return None
-    plain = arguments._replace(
-        window_size=check_window(arguments.window_size), alibi_slopes=None, sinks=None, lengths=None, documents=None
-    )
+    plain = arguments._replace(alibi_slopes=None, sinks=None, lengths=None, documents=None)
     identity = (
         q.shape, k.shape, v.shape, q.stride(), k.stride(), v.stride(), q.dtype, k.dtype, v.dtype, q.device, k.device, v.device,
         name, plain, need_lse, override, options[-1],
@@ -104,7 +91,10 @@ def _bind(
     kernel = bound_kernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
 
     def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        out = q.new_empty(output.shape) if out is None else out
+        if out is None:
+            out = q.new_empty(output.shape)
+        else:
+            torch.autograd.graph.increment_version(out)  # as any operation in place does
         if call.need_lse:
             return out, kernel.run_with_lse(q, k, v, out, arguments.captured)
         kernel.run(q, k, v, out, arguments.captured if call.captured else NOTHING)

@@ -10,7 +10,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from catalog.calls import AttentionCall, Strides
+from catalog.calls import PLAIN_TYPES, AttentionCall, Strides
 from generator.binding import BoundTensor
 from generator.spec import AttentionSpec
 
@@ -74,6 +74,10 @@ def flash_output(query: Tensor, head_dim_v: int, out: Tensor | None) -> Output:
 
 def check_out(out: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
     """Raises ValueError naming what of `out` does not fit."""
+    if not isinstance(out, Tensor):
+        raise ValueError(f"out: expected a tensor, found {type(out).__name__}")
+    if out.layout is not torch.strided:
+        raise ValueError(f"out: expected a strided tensor, found one of layout {out.layout}")
     for what, found, wanted in (
         ("shape", tuple(out.shape), shape),
         ("dtype", out.dtype, query.dtype),
@@ -83,6 +87,42 @@ def check_out(out: Tensor, shape: tuple[int, ...], query: Tensor) -> None:
             raise ValueError(f"out: expected {what} {wanted}, found {found}")
     if out.shape[-1] != 1 and out.stride(-1) != 1:
         raise ValueError(f"out: expected a last dimension with stride 1, found {out.stride(-1)}")
+
+
+def may_be_written(out: Tensor, *inputs: Tensor) -> bool:
+    """Whether a kernel may write `out` while it reads the inputs, as if a new tensor had been copied there.
+
+    Not where torch would have something to say (gradients, inference tensors, lazy negation), where an element has no place of
+    its own, or where it might lie on an input: then a copy by torch does what is right.
+    """
+    if type(out) not in PLAIN_TYPES or out.layout is not torch.strided or out.requires_grad or out.is_neg() or out.is_conj():
+        return False
+    if out.is_inference() and not torch.is_inference_mode_enabled():
+        return False
+    if not (out.is_contiguous() or _has_a_place_for_each(out)):
+        return False
+    if not all(x.layout is torch.strided and not x.is_nested for x in inputs):
+        return False
+    first = out.data_ptr()
+    last = first + num_bytes(out)
+    return not any(first < (begin := x.data_ptr()) + num_bytes(x) and begin < last for x in inputs)
+
+
+def _has_a_place_for_each(x: Tensor) -> bool:
+    """Whether no two elements share memory, as far as strides that grow with the sizes below them show."""
+    reach = 0
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size > 1 and stride <= reach:
+            return False
+        reach += stride * (size - 1)
+    return True
+
+
+def num_bytes(x: Tensor) -> int:
+    """From the first element to the end of the last."""
+    if x.is_contiguous():
+        return x.nbytes
+    return (sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True)) + 1) * x.element_size()
 
 
 def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -79,7 +79,16 @@ def _guard(*tensors: Tensor) -> Check:
     from torch._C._dynamo.guards import TensorGuards
 
     sizes, strides = [list(x.size()) for x in tensors], [list(x.stride()) for x in tensors]
-    check: Check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check  # type: ignore[arg-type]
+    guard: Check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check  # type: ignore[arg-type]
+
+    def check(query: Tensor, key: Tensor, value: Tensor) -> bool:
+        try:
+            if query.is_nested or key.is_nested or value.is_nested:  # asked for their strides, they would end the process
+                return False
+        except AttributeError:  # no tensor
+            return False
+        return guard(query, key, value)
+
     return check
 
 

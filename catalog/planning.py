@@ -19,7 +19,7 @@ from catalog.decisions import Decision
 from catalog.frames import BoundKernel, bound_kernel
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
-from catalog.operands import check_out, contiguous_strides, flash_output, sdpa_output
+from catalog.operands import check_out, contiguous_strides, flash_output, num_bytes, sdpa_output
 from catalog.plainness import check_like, is_plain, never, nothing_watches
 from catalog.reasons import NoKernelError, Reason, RunFailed
 from catalog.selection import matching_spec
@@ -73,6 +73,7 @@ class Plan:
         self._captured: dict[str, Tensor] = {}
         self._binary_hash = ""
         self._facts, self._check = _facts(*example), check_like(*example) or never
+        self._num_bytes: tuple[int, ...] = ()  # of q, k, v and the output
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
         """The call, on tensors like the example's: the same shapes, strides, dtypes and device. out: written and returned.
@@ -91,6 +92,8 @@ class Plan:
         elif (out.stride(), out.shape, out.dtype, out.device) != (bound.out.strides, bound.out.shape, q.dtype, q.device):
             check_out(out, bound.out.shape, q)
             raise ValueError(f"out: expected strides {bound.out.strides}, found {out.stride()}")
+        elif self._clashes(out, q, k, v):
+            raise ValueError("out: expected memory of its own, that torch would write too; the function itself makes a copy")
         try:
             bound.run(q, k, v, out, self._captured)
         except RunFailed as failure:
@@ -98,6 +101,15 @@ class Plan:
                 serving.loader.quarantine(self._binary_hash, failure.reason)
             raise NoKernelError(self.decision.call, (failure.reason,)) from failure
         return out
+
+    def _clashes(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """As `catalog.operands.may_be_written`, for tensors that are like the example's."""
+        at, (size_q, size_k, size_v, size) = out.data_ptr(), self._num_bytes
+        at_q, at_k, at_v, end = q.data_ptr(), k.data_ptr(), v.data_ptr(), at + size
+        apart = (
+            (at >= at_q + size_q or at_q >= end) and (at >= at_k + size_k or at_k >= end) and (at >= at_v + size_v or at_v >= end)
+        )
+        return not apart or out.requires_grad
 
     def __repr__(self) -> str:
         return f"Plan({self.decision.call}: {self.kernel or 'torch'})"
@@ -132,7 +144,10 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
     if kernel is not None and loaded is not None:
         made._captured = attention.captured_of(arguments)
         made._binary_hash = kernel.binary_hash
-        made._bound = _bind(call, kernel, loaded, q, made._captured)
+        made._bound = bound = _bind(call, kernel, loaded, q, made._captured)
+        if bound is not None:
+            out = q.new_empty_strided(bound.out.shape, bound.out.strides)
+            made._num_bytes = tuple(map(num_bytes, (q, k, v, out)))
         made.envelope = tuple(f"{q} x {k}" for q, k in sorted(kernel.lengths))
     return made
 

@@ -28,7 +28,7 @@ REASON_CODES = {
     "dropout": "dropout is wanted",
     "mask_tensor": "a mask given as a tensor",
     "argument": "an argument that no kernel implements",
-    "scale": "the softmax scale is not a finite number",
+    "scale": "the softmax scale is not a finite number that fp32 holds",
     # the kernel
     "device": "not the device that the kernel was verified on",
     "isa": "this processor lacks instructions that the kernel needs",

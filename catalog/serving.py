@@ -75,7 +75,7 @@ class Server:
             # A frame outlives these addresses: alignment is looked at in every call.
             decision, kernel, loaded = self.loaded(replace(call, address_bits=0), override)
             if kernel is None or loaded is None:
-                self.require(decision, override)
+                self._require_counted(decision, override)
                 made = Frame(decision, outcomes.miss(decision.reasons[0]), None)
             else:
                 spec = matching_spec(call, kernel)
@@ -134,7 +134,7 @@ class Server:
     def miss(self, call: AttentionCall, override: Override | None) -> None:
         """Count a call that no key describes (autograd, modes, subclasses) under its first reason; warn or raise."""
         decision = self.decide(call, override)
-        self.require(decision, override)
+        self._require_counted(decision, override)
         outcomes.miss(decision.reasons[0]).tick()
         per_thread.decision = decision
         self._tell_miss(decision)
@@ -200,6 +200,14 @@ class Server:
                 return
         if self.settings.mode == "strict" or self.settings.force:
             raise NoKernelError(decision.call, decision.all_reasons)
+
+    def _require_counted(self, decision: Decision, override: Override | None) -> None:
+        """As `require`; a call that it ends is counted."""
+        try:
+            self.require(decision, override)
+        except NoKernelError:
+            outcomes.miss(decision.reasons[0]).tick()
+            raise
 
     def source(self) -> Source | Reason:
         """Where kernels come from; opened once. Raises the store's errors for a location that was named and is none."""
@@ -330,14 +338,16 @@ def last_decision() -> Decision | None:
 def stats() -> dict[str, Any]:
     """Counts since the start: `calls`, and `outcomes` by label ("hit:<kernel id>", "miss:<reason>"), which sum to `calls`.
 
+    Calls with wrong arguments are none, whether torch or this package said so; those that raised NoKernelError are.
     `errors`: events besides the calls, such as a kernel put under quarantine. `loads`: binaries loaded; `loaded_bytes`: their
     size. `decisions`, `frames`: entries of the two caches.
     """
     counted = outcomes.by_label()
+    answered = {label: n for label, n in counted.items() if n and not label.startswith("error:")}
     current = server()
     return {
-        "calls": outcomes.total(),
-        "outcomes": {label: n for label, n in counted.items() if n and not label.startswith("error:")},
+        "calls": sum(answered.values()),
+        "outcomes": answered,
         "errors": {label.removeprefix("error:"): n for label, n in counted.items() if n and label.startswith("error:")},
         "loads": loader.loads,
         "loaded_bytes": sum(k.num_bytes for k in loader.all()),

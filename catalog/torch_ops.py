@@ -33,7 +33,7 @@ def implement(sdpa: Callable[..., Tensor], flash_attn_func: Callable[..., Any]) 
     def run_sdpa(
         query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
     ) -> Tensor:
-        return sdpa(query, key, value, None, 0.0, is_causal, scale, enable_gqa)
+        return sdpa(query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
     def run_flash(
         q: Tensor,

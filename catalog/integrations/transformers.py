@@ -122,7 +122,7 @@ def attention(
         rules = PlainRules(scale, softcap=softcap or 0.0, sinks=sinks, mask=masks, dropout=dropout)
         return plain_attention(query, key, value, rules)[0].transpose(1, 2).contiguous(), None
     gqa = query.shape[1] != key.shape[1]
-    out = scaled_dot_product_attention(query, key, value, masks, dropout, False, scaling, enable_gqa=gqa)
+    out = scaled_dot_product_attention(query, key, value, masks, dropout, False, scale=scaling, enable_gqa=gqa)
     return out.transpose(1, 2).contiguous(), None
 
 
