@@ -107,20 +107,23 @@ def entry_for(launch: Launch, tensors: Sequence[TensorLike]) -> Launch:
 
 
 def too_narrow(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
-    """Positions of tensors that are copied first: those that no entry point takes as they lie, or that the second takes only in
-    pieces so small that a copy is faster.
+    """Positions of tensors that are copied first, so that the kernel's first entry point can take them: all that it cannot take
+    as they lie, or none of them. All, where the second entry point would take some in too small pieces, or where every matrix
+    is so long that pieces, which are moved again for each block of rows, cost more than a copy.
     """
     positions, other = misaligned(launch, tensors), launch.target_facts.get("unaligned")
-    if other is None:
+    if other is None or not positions:
         return positions
-    least, most = other["least_bytes"], other.get("most_rows")
-    out = []
-    for i in positions:
-        shape = getattr(tensors[i], "shape", None)
-        is_long = most is not None and shape is not None and shape[-2] > most
-        if is_long or _row_bytes(launch.tensors[i], tensors[i]) < least:
-            out.append(i)
-    return out
+    narrow = any(_row_bytes(launch.tensors[i], tensors[i]) < other["least_bytes"] for i in positions)
+    most = other.get("most_rows")
+    return positions if narrow or (most is not None and _fewest_rows(launch, tensors) > most) else []
+
+
+def _fewest_rows(launch: Launch, tensors: Sequence[TensorLike]) -> int:
+    """Rows of the shortest matrix that the kernel reads by 16 bytes; 0 where a shape is not known."""
+    wanted = launch.target_facts["aligned_16"]
+    shapes = [getattr(t, "shape", None) for p, t in zip(launch.tensors, tensors, strict=True) if p.name in wanted]
+    return min((shape[-2] if shape else 0 for shape in shapes), default=0)
 
 
 def _row_bytes(parameter: TensorParameter, tensor: TensorLike) -> int:

@@ -137,18 +137,24 @@ def test_rows_in_steps_of_an_element_are_copied_first(loaded: tuple[launch_cuda.
     given["k"] = shifted(given["k"], 2)
     call(kernel, given)
     assert_right(given)
-    assert [x.name for x in driver.launches[2:]] == ["farm_repack", f"{kernel.launch.entry}__unaligned"]
+    assert [x.name for x in driver.launches[2:]] == ["farm_repack", "farm_repack", kernel.launch.entry], "then all that has to be"
 
 
-def test_long_matrices_are_copied_first_for_wgmma() -> None:
-    """Pieces cost time with the square of the length, a copy with the length."""
-    for target, copied in (("sm_90a", [0]), ("sm_80", [])):
-        translated = translate(fill(code := RuleAuthor().code(SPEC, target), next(hole_choices(code))), TARGETS[target])
-        assert isinstance(translated, Translated)
-        for rows, expected in ((2048, []), (2049, copied)):
-            shape, strides = (1, 1, rows, 40), (rows * 44, rows * 44, 44, 1)
-            given = [RawTensor(0, strides, shape), *(RawTensor(0, (0,) * t.ndim) for t in translated.launch.tensors[1:])]
-            assert too_narrow(translated.launch, given) == expected and misaligned(translated.launch, given) == [0]
+@pytest.mark.parametrize(("target", "most"), [("sm_90a", 512), ("sm_80", 640), ("sm_75", 1280)])
+def test_operands_are_copied_first_where_every_matrix_is_long(target: str, most: int) -> None:
+    """Pieces cost time with the product of queries and keys, a copy with their sum: with few queries pieces are faster."""
+    spec = dataclasses.replace(SPEC, dtype="fp16")
+    translated = translate(fill(code := RuleAuthor().code(spec, target), next(hole_choices(code))), TARGETS[target])
+    assert isinstance(translated, Translated)
+    for queries, keys, is_long in ((most, 9000, False), (most + 1, most + 1, True), (2, 9000, False), (9000, most, False)):
+        given = []
+        for t in translated.launch.tensors:
+            rows = queries if t.name in ("Q", "O") else keys
+            pitch = 44 if t.name in ("Q", "V") else 48
+            given.append(RawTensor(0, (rows * pitch, rows * pitch, pitch, 1)[-t.ndim :], (1, 1, rows, 40)[-t.ndim :]))
+        apart = misaligned(translated.launch, given)
+        assert [translated.launch.tensors[i].name for i in apart] == ["Q", "V"]
+        assert too_narrow(translated.launch, given) == (apart if is_long else []), (queries, keys)
 
 
 @pytest.mark.parametrize("by", [2, 4])

@@ -80,7 +80,7 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         "cluster": [1, 1, 1],
         "aligned_16": vector_loads(u),
         "repack": "farm_repack",
-        "unaligned": unaligned_facts(kernel.entry, second.smem),
+        "unaligned": unaligned_facts(kernel.entry, second.smem, "cp.async" if asynchronous else "registers"),
         "tensor_maps": [],
         "workspace": None,
     }
@@ -114,7 +114,7 @@ def _wgmma(core: Program, target: Target) -> Translated:
     write_wgmma_kernel(frame, entry)
     second.parameters().write(w, second.block_type)
     write_wgmma_kernel(second, entry_of(entry))
-    unaligned = unaligned_facts(entry, second.placement.bytes, second.parameters())
+    unaligned = unaligned_facts(entry, second.placement.bytes, "wgmma", second.parameters())
     facts = {
         "isa": target.isa,
         "cluster": [1, 1, 1],

@@ -18,9 +18,10 @@ from generator.translate.cuda.writer import Writer
 
 #: Speed given up for size. `order`: blocks take tiles by number, so that all warps of a wgmma kernel's producer know the next.
 HINTS = {"split": "off", "ahead": "off", "order": "static", "announce": "off"}
-#: Rows that only narrower pieces fit are copied first, and on wgmma those of longer matrices: that is faster there
-#: (docs/cuda_translator.md).
-LEAST_BYTES, MOST_ROWS = 4, 2048
+#: Operands are copied first where that is faster (docs/cuda_translator.md): rows that only narrower pieces than this fit, and
+#: matrices that all have more rows than the copies of their family can keep up with.
+LEAST_BYTES = 4
+MOST_ROWS = {"wgmma": 512, "cp.async": 640, "registers": 1280}
 
 
 def entry_of(entry: str) -> str:
@@ -36,14 +37,18 @@ def unaligned_unit(core: Program, target: Target, w: Writer) -> Unit:
     return unit
 
 
-def unaligned_facts(entry: str, shared_bytes: int, parameters: Parameters | None = None) -> dict[str, Any]:
-    """What of a launch description is another for the second entry point. parameters: where it has its own block."""
+def unaligned_facts(entry: str, shared_bytes: int, copies: str, parameters: Parameters | None = None) -> dict[str, Any]:
+    """What of a launch description is another for the second entry point.
+
+    copies: the family that moves tiles, of MOST_ROWS. parameters: where it has its own block.
+    """
     out: dict[str, Any] = {
         "entry": entry_of(entry),
         "shared_bytes": shared_bytes,
         "aligned_16": [],
         "least_bytes": LEAST_BYTES,
+        "most_rows": MOST_ROWS[copies],
     }
     if parameters is not None:
-        out |= {"parameters": parameters.facts(), "tensor_maps": [], "workspace": None, "most_rows": MOST_ROWS}
+        out |= {"parameters": parameters.facts(), "tensor_maps": [], "workspace": None}
     return out
