@@ -18,7 +18,7 @@ from generator.scores import ScoreRule
 from generator.spec import TL_DTYPES, AttentionSpec, SpecError
 from generator.tl.expressions import expression
 from generator.tl.fold import substitute
-from generator.tl.ir import Allocate, Argument, Axis, Constant, DType, Expr, Grid, Hint, Num, Op, Option, Program, Var
+from generator.tl.ir import Allocate, Argument, Axis, Constant, DType, Expr, Grid, Hint, Num, Op, Option, Program, Var, walk
 from generator.tl.parser import parse_or_raise
 from generator.tl.printer import print_expression
 
@@ -103,6 +103,19 @@ class _Variant:
         return self.spec.scale > 0 and self.score == Op("*", (Var("S"), Var("scale")))
 
     @property
+    def looks_at_weights(self) -> bool:
+        """Whether a tile's maxima are taken only where its weights say so (`Option row_maxima = on_demand`).
+
+        The reference then moves to 2^8 above the row's maximum, since a weight is seen to be too large by its highest bit.
+        bf16 has room for that below 1; in f16 the smallest weights would lose digits. Two kinds of kernels lose by it: scores
+        that take an exponential of their own, since code that is nothing but exponentials waits for their unit, and masks
+        whose bounds are read row by row, which leave too few registers.
+        """
+        costly = any(isinstance(x, Op) and x.fn in ("tanh", "exp", "exp2", "log", "log2") for x in walk(self.score))
+        read = any(isinstance(rule, MaskRule) and rule.captured for _, rule, _ in rule_uses(self.spec))
+        return self.target == "sm_80" and self.spec.dtype == "bf16" and not costly and not read
+
+    @property
     def exponent(self) -> str:
         """What P is 2 to the power of.
 
@@ -141,7 +154,7 @@ def _loop_lines(v: _Variant) -> list[str]:
         *scored,
         f"Compute S = where({_text(v.visible)}, S, -inf)",
         "Compute new_max = max(row_max, rowmax(S))",
-        f"Compute new_max = where({log2.format('new_max - row_max')} <= {LAZY}, row_max, new_max)",
+        *_reference_lines(v),
         "Compute base = where(new_max == -inf, 0.0, new_max)",
         f"Compute corr = exp2({log2.format('row_max - base')})",
         "Compute row_max = new_max",
@@ -151,6 +164,15 @@ def _loop_lines(v: _Variant) -> list[str]:
         "Compute GEMM P, V and accumulate acc",
         "end",
     ]
+
+
+def _reference_lines(v: _Variant) -> list[str]:
+    """The reference stays while the row's maximum is near it: below it where weights are looked at instead of maxima."""
+    if not v.looks_at_weights:
+        log2 = "(new_max - row_max) * c" if v.keeps_raw_scores else "new_max - row_max"
+        return [f"Compute new_max = where({log2} <= {LAZY}, row_max, new_max)"]
+    room = f"{LAZY}.0 / c" if v.keeps_raw_scores else f"{LAZY}.0"
+    return [f"Compute new_max = where(new_max <= row_max, row_max, new_max + {room})"]
 
 
 def _ending_lines(v: _Variant) -> list[str]:
@@ -207,7 +229,7 @@ _GROUP_CHOICES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 def problem(spec: AttentionSpec, target: str) -> Problem:
     """Sizes, matrices and cuts of an attention call. Decode: one query token, the heads of a KV head's group are the rows."""
-    variant = _Variant(spec)
+    variant = _Variant(spec, target)
     decode = spec.phase == "decode"
     rows, keys = _tile_choices(spec, target)
     if decode:
@@ -231,7 +253,7 @@ def problem(spec: AttentionSpec, target: str) -> Problem:
         row_axis=Var("BM"),
         column_axis=Var("BN"),
         operand_dtype=dtype,
-        settings=_settings(spec, decode),
+        settings=_settings(variant, decode),
     )
 
 
@@ -291,9 +313,11 @@ def _lets(decode: bool) -> dict[str, Expr]:
     return {name: expression(text) for name, text in ({"c": f"scale * {LOG2E}"} | rows | {"kv": "j * BN + cols"}).items()}
 
 
-def _settings(spec: AttentionSpec, decode: bool) -> tuple[Hint | Option, ...]:
+def _settings(variant: _Variant, decode: bool) -> tuple[Hint | Option, ...]:
     """16-bit inputs round P to 8 or 11 bits: the hardware's own exponential is exact enough there."""
-    settings: tuple[Hint | Option, ...] = (Option("row_sums", "deferred"),)
-    if spec.dtype != "fp32":
+    settings: tuple[Hint | Option, ...] = (Option("row_sums", "rounded" if variant.looks_at_weights else "deferred"),)
+    if variant.looks_at_weights:
+        settings += (Option("row_maxima", "on_demand"),)
+    if variant.spec.dtype != "fp32":
         settings += (Option("functions", "fast"),)
     return (*settings, Hint("view", "grouped")) if decode else settings

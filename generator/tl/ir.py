@@ -40,9 +40,12 @@ FUNCTIONS: dict[str, int] = {
 #: The largest magnitude of an integer literal.
 MAX_INT = 2**63 - 1
 
-#: Numeric options -> their values, the default first. `row_sums`: a row sum carried through a loop as `v = v * r + rowsum(x)` may
-#: be kept as partial sums and closed behind the loop. `functions`: exp2, tanh and the like may be the hardware's fast ones.
-OPTIONS: dict[str, tuple[str, ...]] = {"row_sums": ("each_tile", "deferred"), "functions": ("accurate", "fast")}
+#: Numeric options -> their values, the default first. What each allows is said in docs/language.md, section 6.
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "row_sums": ("each_tile", "deferred", "rounded"),
+    "row_maxima": ("each_tile", "on_demand"),
+    "functions": ("accurate", "fast"),
+}
 
 
 #: Hints that something reads -> what they say. Values are the reader's; "off" turns a rule of the translators off.

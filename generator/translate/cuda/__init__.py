@@ -15,6 +15,7 @@ from generator.tl.printer import program_hash
 from generator.translate.cuda import names
 from generator.translate.cuda.launch import blocks, make_launch, vector_loads
 from generator.translate.cuda.mma_kernel import MmaKernel, Shape
+from generator.translate.cuda.mma_sums import ONES, with_rounded_sums
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.unaligned import entry_of, unaligned_facts, unaligned_unit
 from generator.translate.cuda.unit import Unit, round_up
@@ -57,6 +58,7 @@ def header(name: str) -> str:
 
 def _mma(core: Program, target: Target, why: str = "") -> Translated:
     asynchronous = target.compute_capability >= 80
+    stated, core = core, with_rounded_sums(core)
     u = Unit.of(core, target)
     kernel = MmaKernel(u, _shape(u), asynchronous, names.entry(core.name))
     u.w.raw(
@@ -94,7 +96,7 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         "warps": kernel.shape.warps,
         "row_blocks": kernel.shape.row_blocks,
     }
-    return Translated(target.name, "cuda", u.w.text, launch, program_hash(core), schedule)
+    return Translated(target.name, "cuda", u.w.text, launch, program_hash(stated), schedule)
 
 
 def _wgmma(core: Program, target: Target) -> Translated:
@@ -136,7 +138,7 @@ def _wgmma(core: Program, target: Target) -> Translated:
 
 
 def _result_columns(u: Unit) -> int:
-    return sum(u.shape(n)[1] for n in {g.into for g in u.gemms()})
+    return sum(u.shape(n)[1] for n in {g.into for g in u.gemms() if g.b != ONES})
 
 
 def _shape(u: Unit) -> Shape:

@@ -227,8 +227,16 @@ class _Statement:
         return f"({self.memo[key]} + {'(float)' if kind is Kind.FLOAT else ''}({offset}))"
 
     def _scaled_index(self, e: Expr) -> str | None:
-        """value * index, the value the same along the row: one product a row and one multiply-add an element."""
+        """value * index, less a row's value where one is taken off: one product a row and one multiply-add an element.
+
+        value: the same along the row.
+        """
+        taken: Expr | None = None
+        product = e
         match e:
+            case Op("-", (Op("*") as product, taken)) if self.scope.rank(taken) & Rank.COL:
+                return None
+        match product:
             case Op("*", (a, b)) if not self.scope.rank(a) & Rank.COL and self.kind(a) is Kind.FLOAT and self.kind(b) is Kind.INT:
                 form = affine(b)
                 if form is None or not form.coefficient(COLS) or not self._is_linear(form):
@@ -236,11 +244,12 @@ class _Statement:
                 if e not in self.memo:
                     c, value = form.coefficient(COLS), self.element(a)
                     rest = self.row(to_expr(form.without(COLS)), Kind.INT)
+                    less = f" - {self.row(taken)}" if taken is not None else ""
                     x, y = self.code.temporary(), self.code.temporary()
                     self.before += [
                         f"float {x}[MT][2], {y}[MT][2];",
                         f"FOR_ROWS {y}[t][r] = {value} * {c}.0f;",
-                        f"FOR_ROWS {x}[t][r] = {value} * (float)({rest} + {c} * lane_col);",
+                        f"FOR_ROWS {x}[t][r] = {value} * (float)({rest} + {c} * lane_col){less};",
                     ]
                     self.memo[e] = f"({x}[t][r] + {y}[t][r] * (float)(COL))"
                 return self.memo[e]

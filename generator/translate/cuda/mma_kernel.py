@@ -29,6 +29,7 @@ from generator.translate.cuda.grid import (
 from generator.translate.cuda.launch import blocks
 from generator.translate.cuda.mma_overlap import order_of, pipeline, slots_of
 from generator.translate.cuda.mma_pipeline import COLUMN_UNIT, iteration
+from generator.translate.cuda.mma_sums import ONES
 from generator.translate.cuda.mma_tiles import (
     Point,
     contraction,
@@ -383,6 +384,10 @@ class MmaKernel:
     def gemm(self, g: Gemm) -> None:
         """C += A B, or C = A B, one warp's rows of it."""
         u, w = self.u, self.u.w
+        if g.b == ONES:
+            kind = TYPES[u.dtype(g.a)]
+            w(u.comment(g), f"add_row_sums<{kind}, {u.shape(g.a)[1]}>({names.tile(g.into)}, {names.tile(g.a)});")
+            return
         if g.b not in u.tiles:
             raise Refused("translate_failed", f"{g.b}: the right operand of a product lies in shared memory", g.span.line)
         b, c = u.tiles[g.b], names.tile(g.into)

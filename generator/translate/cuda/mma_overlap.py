@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from generator.tl.ir import Compute, Copy, Op, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.mma_kept import keeps, write_kept, write_settled, write_state
 from generator.translate.cuda.mma_pipeline import Pipeline, tile_registers
 from generator.translate.cuda.mma_tiles import Point, fetch_call, shared_copies, slot, slot_bytes
 from generator.translate.passes import LoopPlan
@@ -121,11 +122,6 @@ class Overlapped(Pipeline):
         for c in copies:
             self.kernel.slots[c.into] = slot(self.kernel.u.tiles[c.into], f"({n})")
 
-    def run(self, positions: tuple[int, ...], setting: Setting) -> None:
-        for i in positions:
-            self.kernel.pending = set()
-            self.kernel.statement(self.plan.loop.body[i], setting)
-
     def leave(self) -> None:
         self.kernel.resident.clear()
         self.kernel.pending.clear()
@@ -155,6 +151,7 @@ class Rotated(Overlapped):
         if self.ahead == 1 and self.behind > 1:
             self.copy(self.second, "0")
             w("copy_commit();")
+        write_state(self)
         self._first_iteration()
         kernel.segments(self.plan, k, self.body, peeled=True)
         last = f"count{k} - 1"
@@ -183,7 +180,13 @@ class Rotated(Overlapped):
             w("copy_commit();")
         alive = tuple(i for i in (*plan.schedule.early, *plan.schedule.late) if i not in plan.dead_first)
         self.run(alive, Setting(deferred=frozenset(plan.schedule.deferred)))
+        write_settled(self)
         w("}")
+
+    @property
+    def repeats(self) -> bool:
+        """With one slot, tiles of the first products are copied over behind them."""
+        return self.ahead > 1
 
     def body(self, setting: Setting) -> None:
         w, it, s = self.kernel.u.w, f"it{self.k}", self.plan.schedule
@@ -200,7 +203,12 @@ class Rotated(Overlapped):
             self.copy(self.second, f"{it} + {self.behind - 2}" if self.behind > 2 else it, guarded=self.behind > 2)
         self.copy(self.first, f"{it} + {max(1, self.ahead - 1)}")
         w("copy_commit();")
-        self.run((*s.second, *s.early, *s.late), setting)
+        self.run(s.second, setting)
+        if keeps(self, setting):
+            write_kept(self, setting)
+        else:
+            self.run((*s.early, *s.late), setting)
+            write_settled(self)
 
 
 # -------------------------------------------------------------------------------------------------------------- turns
@@ -237,6 +245,11 @@ class Turns(Overlapped):
         kernel.segments(self.plan, k, self.body)
         w(f"if (!behind) {self.barrier}", "}")
         self.leave()
+
+    @property
+    def repeats(self) -> bool:
+        """The group behind copies over what its first products read while it is at the code behind them."""
+        return False
 
     @property
     def barrier(self) -> str:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 from generator.tl.ir import Copy, Gemm
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.mma_kept import between, keeps, write_settled, write_state, write_tried
+from generator.translate.cuda.mma_sums import ONES
 from generator.translate.cuda.mma_tiles import Point, contraction, fetch_arguments, fetch_call, slot, staged_type
 from generator.translate.cuda.unit import round_up
 from generator.translate.passes import LoopPlan
@@ -54,6 +56,7 @@ class Pipeline:
         if not kernel.asynchronous:
             for c in self.copies:
                 w(f"{staged_type(kernel.u, c)} staged_{c.into};")
+        write_state(self)
         w("// the first copies")
         for ahead in range(self.distance):
             self.start(ahead, "0", first=True)
@@ -64,6 +67,22 @@ class Pipeline:
             w("copy_wait<0>();")
         kernel.dirty = True
         kernel.pending -= copied
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the first products can be made again behind the code that follows them: no copy meets what they read.
+
+        A place starts the copy of a later one into a slot that all warps are done with before it: up to the next place all tiles
+        of this one are there.
+        """
+        s = self.plan.schedule
+        code = (*s.first, *s.early, *s.late)
+        return bool(s.first and s.second) and not any(min(code) < p.at <= max(code) for p in self.points)
+
+    def run(self, positions: tuple[int, ...], setting: Setting) -> None:
+        for i in positions:
+            self.kernel.pending = set()
+            self.kernel.statement(self.plan.loop.body[i], setting)
 
     def enter(self) -> None:
         if self.kernel.dirty:
@@ -102,6 +121,7 @@ class Pipeline:
         it = f"it{self.k}"
         w(self.bind(it))
         pending, own, inside = set(kernel.pending), kernel.by_warp(self.plan, setting), False
+        repeated = (*self.plan.schedule.first, *between(self.plan)) if keeps(self, setting) else ()
         for i, s in enumerate(self.plan.loop.body):
             for number, p in enumerate(self.points):
                 if p.at == i:
@@ -115,7 +135,12 @@ class Pipeline:
                 w(f"if (own{self.k}.has({iteration(self.plan, self.k, it)})) {{")
                 inside = True
             kernel.pending = set()
-            kernel.statement(s, setting)
+            if i not in repeated:
+                kernel.statement(s, setting)
+            elif i == repeated[0]:
+                write_tried(self, setting)
+            if self.plan.kept is not None and not repeated and i == max(between(self.plan)):
+                write_settled(self)
         if inside:
             w("}")
         kernel.pending = pending
@@ -146,5 +171,7 @@ def has_room(kernel: MmaKernel, g: Gemm, plan: LoopPlan) -> bool:
 def tile_registers(kernel: MmaKernel, plan: LoopPlan) -> int:
     """Registers of a thread that the loop's tiles of numbers take; operands apart."""
     live = {x for s in plan.loop.body for x in defs_of((s,)) | uses_of((s,))}
-    roots = {kernel.u.analysis.storage.get(n, n) for n in live if n in kernel.u.register_tiles() and len(kernel.u.shape(n)) == 2}
+    sums = {s.into for s in plan.loop.body if isinstance(s, Gemm) and s.b == ONES}  # as few as a row's values
+    wide = {n for n in live - sums if n in kernel.u.register_tiles() and len(kernel.u.shape(n)) == 2}
+    roots = {kernel.u.analysis.storage.get(n, n) for n in wide}
     return kernel.shape.row_blocks * sum(round_up(kernel.u.shape(n)[1], COLUMN_UNIT) // 2 for n in roots)

@@ -9,6 +9,7 @@ from generator.tl.ir import Compute, Copy, Expr, For, Num, Op, Program, Stmt, Va
 from generator.tl.printer import print_expression as show
 from generator.translate.passes.affine import extremum, sum_of
 from generator.translate.passes.conditions import Condition, condition, conjuncts, limits, mentions
+from generator.translate.passes.kept import Kept, kept
 from generator.translate.passes.normalize import normalize
 from generator.translate.passes.proofs import LoopProof, prove
 from generator.translate.passes.ranges import Box, Interval, certain, edge_tiles, intersect, possible
@@ -69,6 +70,7 @@ class LoopPlan:
     dead_first: tuple[int, ...]
     columns: tuple[Expr, ...]
     column_tiles: frozenset[str]
+    kept: Kept | None
     notes: tuple[str, ...]
 
 
@@ -158,6 +160,7 @@ def _plan(loop: For, found: list[Mask], proof: LoopProof, program: Program, scop
         dead_first=proof.dead_first,
         columns=proof.columns,
         column_tiles=proof.column_tiles,
+        kept=kept(loop, program, scope),
         notes=tuple(notes),
     )
 
@@ -221,6 +224,7 @@ def _plain_loop(p: LoopPlan) -> dict[str, Any]:
         "dead_first": statements(p.dead_first),
         "columns": [show(e) for e in p.columns],
         "column_tiles": sorted(p.column_tiles),
+        **({"kept": [_short(s) for s in p.kept.code]} if p.kept is not None else {}),
         "notes": list(p.notes),
     }
 

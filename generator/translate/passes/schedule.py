@@ -34,7 +34,7 @@ def schedule(loop: For, program: Program) -> Schedule:
     if any(isinstance(loop.body[i], For | If) for i in positions):
         return Schedule("plain", (), tuple(positions), (), (), (), "the body holds a loop or a branch")
     state = carried(loop.body)
-    deferred = deferred_sums(loop.body, state, program) if program.options["row_sums"] == "deferred" else ()
+    deferred = deferred_sums(loop.body, state, program) if program.options["row_sums"] != "each_tile" else ()
     gemms = [i for i in positions if isinstance(loop.body[i], Gemm)]
     if gemms and gemms == positions:
         return Schedule("stream", (), (), (), tuple(gemms), deferred, "the body holds matrix products only")

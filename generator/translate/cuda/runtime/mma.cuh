@@ -53,3 +53,15 @@ template <int K, int MT, int F, class A> DEVICE void load_operand(u32 (&x)[MT][F
     UNROLL for (int i = 0; i < 4; ++i) x[t][4 * k + i] = y[i];
   }
 }
+// Row sums of an operand in registers, in each of eight columns.
+template <Type T, int K, int MT, int M, int F> DEVICE void add_row_sums(float (&c)[MT][M], const u32 (&a)[MT][F]) {
+  constexpr u32 ONES = T == BF16 ? 0x3f803f80u : 0x3c003c00u;
+  UNROLL for (int k = 0; k < K / 16; ++k) UNROLL for (int t = 0; t < MT; ++t) mma16<T>(c[t], &a[t][4 * k], ONES, ONES);
+}
+// Whether a thread's part of an operand of numbers from 0 on holds one of 2 or more, infinity or NaN: F16 and BF16 alike, these have
+// the exponent's highest bit.
+template <int MT, int F> DEVICE bool reaches_two(const u32 (&a)[MT][F]) {
+  u32 seen = 0;
+  UNROLL for (int t = 0; t < MT; ++t) UNROLL for (int i = 0; i < F; ++i) seen |= a[t][i];
+  return (seen & 0x40004000u) != 0;
+}
