@@ -69,16 +69,15 @@ class Nothing:
 
 
 def cpu_by_kind() -> Counter[str]:
-    """CPU seconds of this process and of all below it that live, by what they are."""
+    """CPU seconds of all processes below this one that live, by what they are."""
     found = Counter[str]()
-    for process in (me := psutil.Process(), *me.children(recursive=True)):
+    for process in psutil.Process().children(recursive=True):
         try:
             times, name = process.cpu_times(), process.name()
         except psutil.Error:
             continue
         kind = KINDS.get(name, "workers" if name.startswith("ray::") else "Ray's agents")
-        kind = "driver" if process.pid == me.pid else "author" if name.startswith("ray::AuthorAct") else kind
-        found[kind] += times.user + times.system
+        found["author" if name.startswith("ray::AuthorAct") else kind] += times.user + times.system
     return found
 
 
@@ -103,9 +102,11 @@ def nodes(num_nodes: int, attempts: int, candidate_s: float, far_author: bool) -
     from farm.actors import LEAN, start_session
     from farm.ray_executor import RayExecutor
 
-    os.environ.update(LEAN)  # as a session of the farm's own has it; a cluster's nodes may be started so, too
+    os.environ.update(LEAN)  # as a session of the farm's own has it, and without a dashboard; a cluster may be started so, too
     builders = max(2, num_nodes // 4)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": builders, "resources": {"class_head": 1}})
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": builders, "include_dashboard": False, "resources": {"class_head": 1}}
+    )
     for _ in range(num_nodes):
         cluster.add_node(num_cpus=1, num_gpus=1, resources={"class_a100": 1}, object_store_memory=80 << 20)
     cluster.wait_for_nodes()
@@ -152,9 +153,10 @@ def swept(
         await run(author, 0, 4 * num_devices, "prove=0.3", writer)
         await asyncio.sleep(WARM_S)
         before, busy, started = cpu_by_kind(), executor.busy_s(), time.monotonic()
+        own_s = time.process_time()  # after the look at all processes, which is none of the farm's work
         counts = await run(author, 1_000_000, attempts, f"prove={candidate_s}", writer)
-        wall_s = time.monotonic() - started
-        return counts, cpu_by_kind() - before, executor.busy_s() - busy, wall_s
+        wall_s, used = time.monotonic() - started, Counter({"driver": time.process_time() - own_s})
+        return counts, used + cpu_by_kind() - before, executor.busy_s() - busy, wall_s
 
     async def whole(writer: Any) -> tuple[Counts, Counter[str], float, float]:
         if not far_author:

@@ -6,13 +6,13 @@ import datetime as dt
 import json
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
 from catalog.columns import GROUPED_COLUMNS, Column
 from catalog.keys import ShapeBucket, row_id
-from generator.canonical import canonical_json
+from generator.canonical import canonical_json, digest_text
 from generator.spec import AttentionSpec, spec_from_plain
 from verifier.records import REASONS
 
@@ -77,9 +77,10 @@ def spec_columns(spec: AttentionSpec) -> dict[str, Any]:
         "dtype",
         "layout",
     )
+    text = spec.to_json()
     return {
-        "spec": spec.to_json(),
-        "spec_hash": spec.hash,
+        "spec": text,
+        "spec_hash": digest_text(text),  # as spec.hash
         "family_hash": spec.family_hash,
         "spec_name": spec.name,
         "op": "attention",
@@ -180,7 +181,8 @@ def _checked(column: Column, value: Any) -> Any:
             return canonical_json(value)
         except (TypeError, ValueError) as error:
             raise RowError(f"{column.name}: expected a value with a JSON form ({error})") from None
-    stored = _as_type(column.name, column.type, value)
+    simple = _SIMPLE.get(column.name)
+    stored = _as_plain(column.name, simple, value) if simple else _as_type(column.name, column.type, value)
     match column.form:
         case "hash" if not _HASH.fullmatch(stored):
             raise RowError(f"{column.name}: expected 64 hex digits (a SHA-256), found {stored!r}")
@@ -198,21 +200,33 @@ def _check_json(name: str, text: str) -> None:
         raise RowError(f"{name}: expected JSON text ({error})") from None
 
 
-_PLAIN: dict[pa.DataType, tuple[Callable[[Any], bool], str]] = {
-    pa.string(): (lambda v: isinstance(v, str), "text"),
-    pa.bool_(): (lambda v: isinstance(v, bool), "True or False"),
-    pa.int64(): (lambda v: isinstance(v, int) and not isinstance(v, bool) and -(2**63) <= v < 2**63, "a whole number of 64 bits"),
-    pa.float64(): (lambda v: isinstance(v, int | float) and not isinstance(v, bool), "a number"),
+_Plain: TypeAlias = tuple[type, str, Callable[[Any], bool]]
+#: Arrow's type -> Python's, the same in words, whether a value fits.
+_PLAIN: dict[pa.DataType, _Plain] = {
+    pa.string(): (str, "text", lambda v: isinstance(v, str)),
+    pa.bool_(): (bool, "True or False", lambda v: isinstance(v, bool)),
+    pa.int64(): (
+        int,
+        "a whole number of 64 bits",
+        lambda v: isinstance(v, int) and not isinstance(v, bool) and -(1 << 63) <= v < 1 << 63,
+    ),
+    pa.float64(): (float, "a number", lambda v: isinstance(v, int | float) and not isinstance(v, bool)),
 }
+#: The same by a column's name, since Arrow compares its types slowly.
+_SIMPLE = {column.name: _PLAIN[column.type] for column in COLUMNS.values() if column.type in _PLAIN}
+
+
+def _as_plain(name: str, plain: _Plain, value: Any) -> Any:
+    kind, words, fits = plain
+    if not fits(value):
+        raise RowError(f"{name}: expected {words}, found {value!r}")
+    return float(value) if kind is float else value
 
 
 def _as_type(name: str, type_: pa.DataType, value: Any) -> Any:
     """The value as the Arrow type's own Python form. Raises RowError for any other kind of value."""
     if type_ in _PLAIN:
-        fits, words = _PLAIN[type_]
-        if not fits(value):
-            raise RowError(f"{name}: expected {words}, found {value!r}")
-        return float(value) if type_ == pa.float64() else value
+        return _as_plain(name, _PLAIN[type_], value)
     if pa.types.is_timestamp(type_):
         return _utc(name, value)
     if pa.types.is_list(type_):

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import logging
 import os
+import pickle
 import platform
 import re
 import socket
@@ -82,6 +83,24 @@ def told() -> dict[str, str]:
     return versions() | installed()
 
 
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A built job on its way through the driver, which only wants to know of its binary: the hash, and whether bytes go along."""
+
+    binary_hash: str
+    sent: bool
+    parcel: bytes
+
+
+def pack(record: Any) -> bytes:
+    """How records travel: Ray passes bytes on as they are, and its own way of packing a record costs twice as much."""
+    return pickle.dumps(record, pickle.HIGHEST_PROTOCOL)
+
+
+def unpack(parcel: bytes) -> Any:
+    return pickle.loads(parcel)
+
+
 def _built(job: Job, shop: Shop) -> Built | Row:
     stages = stages_of(shop)
     try:
@@ -92,24 +111,31 @@ def _built(job: Job, shop: Shop) -> Built | Row:
         return row
 
 
+def _answer(result: Built | Row, sent: bool) -> bytes:
+    return pack(Packed(result.binary.hash, sent, pack(result)) if isinstance(result, Built) else result)
+
+
 @ray.remote(num_cpus=1, max_restarts=0, max_task_retries=0)
 class Builder:
-    """Compiles, for every class of device; runs no candidate."""
+    """Compiles, for every class of device; runs no candidate. Jobs come packed, and so goes back what came of them: `Packed`, or
+    the row of a failure.
+    """
 
     def __init__(self, shop: Shop) -> None:
         self._shop = here(shop)
         self._watch = end_with_head(shop)
 
-    def build(self, job: Job) -> Built | Row:
-        """One job up to its binary, or the row of its failure."""
-        return _built(job, self._shop)
+    def build(self, job: bytes) -> bytes:
+        """One job up to its binary."""
+        return _answer(_built(unpack(job), self._shop), sent=False)
 
     @ray.method(num_returns=2)
-    def build_to_send(self, job: Job) -> tuple[Built | Row, bytes]:
+    def build_to_send(self, job: bytes) -> tuple[bytes, bytes]:
         """The same with the binary's bytes, which stay in this node's object store until a device's node wants them."""
-        result = _built(job, self._shop)
+        result = _built(unpack(job), self._shop)
         path = Path(result.binary.path) if isinstance(result, Built) and result.binary.path else None
-        return result, path.read_bytes() if path is not None and path.is_file() else b""
+        data = path.read_bytes() if path is not None and path.is_file() else b""
+        return _answer(result, bool(data)), data
 
 
 #: By so much an actor is more patient than its driver, whose last letters it may still take.
@@ -163,24 +189,30 @@ class Device:
         found, problems = stages_of(self._shop).inspect_device(self._device, self._shop, self._expected)
         return Hello(self._node, os.getpid(), found, differing + problems)
 
-    def prove(self, built: Built, data: list[Any]) -> tuple[Row | str, float]:
-        """The row, and the seconds that the device was busy; or who kept it from being measured on, and how long it waited.
+    def prove(self, parcel: bytes, data: tuple[Any, ...] = ()) -> bytes:
+        """Packed: the row, and the seconds that the device was busy; or who kept it from being measured on, and how long it
+        waited.
 
-        data: a reference to the binary's bytes, where they may travel; within a list Ray does not resolve it, so that one whose
-        node is gone does not fail the call.
+        parcel: a built job, packed. data: a reference to the binary's bytes, where they may travel; within a tuple Ray does not
+        resolve it, so that one whose node is gone does not fail the call.
         """
         start = time.monotonic()
+        built: Built = unpack(parcel)
+        row = self._proved(built, data)
+        return pack((row, time.monotonic() - start))
+
+    def _proved(self, built: Built, data: tuple[Any, ...]) -> Row | str:
         stages = stages_of(self._shop)
         if data:
             bring(built, data[0], self._shop.cache)
         try:
-            row = stages.prove(built, self._shop, self._device)
+            row: Row = stages.prove(built, self._shop, self._device)
         except StillBusy as busy:
-            return str(busy), time.monotonic() - start
+            return str(busy)
         except Exception as error:
             row = stages.row_without_verdict(built.job, "not_run", trouble_of(error))
         row["ray_node_id"] = self._node
-        return row, time.monotonic() - start
+        return row
 
 
 #: What is known of the session that this process is in.

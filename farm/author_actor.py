@@ -17,7 +17,7 @@ from typing import Any, assert_never
 
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from farm.actors import end_with_head, kill, ray
+from farm.actors import end_with_head, kill, pack, ray, unpack
 from farm.author_desk import Ask, Begin, Desk, Drop, End, FromAuthor, Note, ToAuthor, Told, Withdraw
 from farm.authors import Author, AuthorOf, author_of
 from farm.device_slots import first_line
@@ -35,8 +35,8 @@ from generator.authors.ledger import Spent
 from generator.spec import AttentionSpec
 
 POLL_S = 1.0  # an author with nothing to say answers after so long, with its line for the display
-GATHER_S = 0.2  # that letters to an author wait for others, a call costing as much as ten of them
-ENOUGH = 8  # letters that wait for no others
+GATHER_S = 0.4  # that letters to an author wait for others, a call costing as much as ten of them
+ENOUGH = 16  # letters that wait for no others
 SETTLE_S = 0.02  # the same on the author's side
 #: Problems of a kind that are open at least while there is a device for them, so that none waits for letters to come and go.
 LEAST_WIDTH = 24
@@ -77,23 +77,25 @@ class AuthorActor:
             self._author.ledger.settle(None, spent)
         return self._author.width
 
-    async def exchange(self, letters: tuple[ToAuthor, ...]) -> Report:
-        """Takes letters; gives those that there are, as soon as there are any. A call that comes meanwhile ends the older one."""
+    async def exchange(self, letters: bytes) -> bytes:
+        """Takes letters; gives a report with those that there are, as soon as there are any, both packed. A call that comes
+        meanwhile ends the older one.
+        """
         self._waiting.cancel()
-        self._desk.take(letters, self._author)
+        self._desk.take(unpack(letters), self._author)
         mine = self._waiting = asyncio.ensure_future(self._desk.collected(POLL_S, SETTLE_S))
         await asyncio.wait({mine})
         return self._report(() if mine.cancelled() else mine.result())
 
-    async def close(self) -> Report:
+    async def close(self) -> bytes:
         """Ends every search and every connection."""
         await self._desk.close()
         await self._held.aclose()
         return self._report(())
 
-    def _report(self, letters: tuple[FromAuthor, ...]) -> Report:
+    def _report(self, letters: tuple[FromAuthor, ...]) -> bytes:
         spent = self._author.ledger.spent if isinstance(self._author, ModelSearch) else Spent()
-        return Report(letters, self._author.line(), spent)
+        return pack(Report(letters, self._author.line(), spent))
 
 
 async def _nothing() -> tuple[FromAuthor, ...]:
@@ -175,7 +177,7 @@ class FarAuthor:
     async def close(self) -> None:
         """Lets the author end what it has begun, for a few seconds; then it is gone."""
         with contextlib.suppress(*LOSSES):
-            self._last = await asyncio.wait_for(_answer(self._actor.close.remote()), CLOSE_S)
+            self._last = unpack(await asyncio.wait_for(_answer(self._actor.close.remote()), CLOSE_S))
         self._killed(self._actor)
 
     # ------------------------------------------------------------------------------------------------------------ letters
@@ -187,30 +189,37 @@ class FarAuthor:
             self._enough.set()
 
     async def _exchange(self) -> None:
-        """One call is always on its way, and a second one where there is something to say before that one is back."""
-        calls: set[asyncio.Future[Report]] = set()
+        """One call is on its way most of the time, and a second one where there is something to say before that one is back. What
+        comes back is read at once; what is sent waits for more.
+        """
+        calls: set[asyncio.Future[bytes]] = set()
+        self._news.set()
+        due = asyncio.ensure_future(self._due())
         try:
             while True:
-                if self._outbox or not calls:
+                if due.done():
                     letters, self._outbox = tuple(self._outbox), []
                     self._news.clear()
                     self._enough.clear()
-                    calls.add(asyncio.ensure_future(_answer(self._actor.exchange.remote(letters))))
-                news = asyncio.ensure_future(self._news.wait())
-                try:
-                    done, _ = await asyncio.wait({*calls, news}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
-                finally:
-                    news.cancel()
+                    calls.add(asyncio.ensure_future(_answer(self._actor.exchange.remote(pack(letters)))))
+                    due = asyncio.ensure_future(self._due())
+                done, _ = await asyncio.wait({*calls, due}, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
                 if not done:
                     raise TimeoutError(f"no answer within {ANSWER_S:.0f} s")
                 for call in calls & done:
                     calls.discard(call)
-                    self._read(call.result())
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._enough.wait(), GATHER_S)
+                    self._read(unpack(call.result()))
+                if not calls:
+                    self._news.set()
         finally:
-            for call in calls:
-                call.cancel()
+            for waiting in (*calls, due):
+                waiting.cancel()
+
+    async def _due(self) -> None:
+        """Until letters have waited long enough, or are enough; also where nobody may write to us before we call."""
+        await self._news.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._enough.wait(), GATHER_S)
 
     def _read(self, report: Report) -> None:
         self._last = report

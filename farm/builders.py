@@ -31,6 +31,7 @@ class Builders:
         self._shop = shop
         self._free: list[Builder] = []
         self._open = Counter[str]()
+        self._starting: list[Builder] = []
         self.rooms = dict(rooms)
 
     @property
@@ -38,20 +39,25 @@ class Builders:
         return sum(self.rooms.values())
 
     @property
-    def any_left(self) -> bool:
-        """Whether one has nothing to do, or a CPU has none yet."""
-        return bool(self._free) or any(self._open[node] < room for node, room in self.rooms.items())
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def may_open(self, starting: int) -> bool:
+        """Whether a CPU has none yet, while fewer than `starting` have still to build their first job."""
+        return len(self._starting) < starting and any(self._open[node] < room for node, room in self.rooms.items())
 
     def take(self) -> Builder:
-        """One that has nothing to do, or a new one on the node with the most room; only while `any_left`."""
+        """One that has nothing to do, or a new one on the node with the most room; only where there is one."""
         if self._free:
             return self._free.pop()
         node = max(self.rooms, key=lambda name: self.rooms[name] - self._open[name])
         self._open[node] += 1
         there = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
-        return Builder(actors.Builder.options(**there).remote(self._shop), node)
+        self._starting.append(Builder(actors.Builder.options(**there).remote(self._shop), node))
+        return self._starting[-1]
 
     def give_back(self, builder: Builder) -> None:
+        self._started(builder)
         if self._open[builder.node_id] > self.rooms.get(builder.node_id, 0):
             self.drop(builder)
         else:
@@ -59,8 +65,12 @@ class Builders:
 
     def drop(self, builder: Builder) -> None:
         """Of one that died, is stuck, or is one too many."""
+        self._started(builder)
         self._open[builder.node_id] -= 1
         actors.kill(builder.actor)
+
+    def _started(self, builder: Builder) -> None:
+        self._starting = [other for other in self._starting if other is not builder]
 
     def set_rooms(self, rooms: Mapping[str, int]) -> None:
         """After nodes joined or left: those that wait on a node that is gone, or are too many there now, are let go."""

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from farm.jobs import Built, Job
+from farm.jobs import Job
 
 #: (target, key of the devices that may judge it; None: none can, it is only built)
 Kind: TypeAlias = tuple[str, str | None]
@@ -21,9 +21,12 @@ Kind: TypeAlias = tuple[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A built job and, where its binary has to travel, a reference to its bytes in Ray's object store."""
+    """A built job: the parcel that its builder packed and only a device opens, and, where its binary has to travel, a reference
+    to its bytes in Ray's object store.
+    """
 
-    built: Built
+    job: Job
+    parcel: bytes
     data: Any = None
 
 
@@ -88,7 +91,7 @@ class Queues:
     def put_back(self, built: list[Ready]) -> None:
         """Built jobs that a device gave back: they are the next of their kind."""
         for one in reversed(built):
-            self.ready[kind_of(one.built.job)].appendleft(one)
+            self.ready[kind_of(one.job)].appendleft(one)
 
     def ended(self, job: Job) -> None:
         kind = kind_of(job)

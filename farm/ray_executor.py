@@ -19,7 +19,7 @@ from typing import Any
 from ray.exceptions import OutOfMemoryError
 
 from farm import actors
-from farm.actors import ray
+from farm.actors import Packed, ray
 from farm.builders import Builder, Builders
 from farm.device_slots import QUEUED_PER_DEVICE, Slot, first_line, open_slot
 from farm.executors import UNVERIFIED, stages_of
@@ -30,6 +30,7 @@ from farm.queues import Kind, Queues, Ready, kind_of
 
 TICK_S = 0.1
 STOCK_PER_DEVICE = 4  # attempts being built, built and in hand, for each device of their kind
+FEW = 6  # calls, of which at most one has ended as a rule: the next round finds others as soon
 STRIKES = 3  # deaths in a row without a finished job, after which a device is out of service
 HELLO_S = 300.0  # for a device to start and pass its self-test
 GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
@@ -221,7 +222,7 @@ class RayExecutor:
         for slot in self._slots:
             if slot.device is not None and not slot.out_of_service:
                 serving.update((target, slot.device.key) for target in slot.device.targets)
-        while self._builders.any_left and len(self._building) < self._most_builders:
+        while len(self._building) < self._most_builders and self._may_build(serving):
             with self._lock:
                 job = self._queues.next_job(serving, STOCK_PER_DEVICE)
             if job is None:
@@ -231,13 +232,25 @@ class RayExecutor:
         for kind in [kind for kind, waiting in self._queues.ready.items() if waiting]:
             self._place_all(kind)
 
+    def _may_build(self, serving: Mapping[Kind, int]) -> bool:
+        """As many builders may be starting at a time as devices are short of work, and at least one, so that none is opened that
+        would have nothing to do; any number for what is only built.
+        """
+        if self._builders.any_free:
+            return True
+        with self._lock:
+            to_build = [kind for kind, (jobs, _) in self._queues.waiting().items() if jobs]
+        short = sum(s.ready and len(s.tasks) < QUEUED_PER_DEVICE for s in self._slots)
+        only_built = any(kind not in serving for kind in to_build)
+        return bool(to_build) and self._builders.may_open(self._builders.room if only_built else max(1, short))
+
     def _build(self, job: Job) -> None:
         """On this machine the binary's file is enough; in a cluster its bytes go along."""
         builder, data = self._builders.take(), None
         if self._targets is None:
-            ref = builder.actor.build.remote(job)
+            ref = builder.actor.build.remote(actors.pack(job))
         else:
-            ref, data = builder.actor.build_to_send.remote(job)
+            ref, data = builder.actor.build_to_send.remote(actors.pack(job))
         self._building[ref] = _Building(job, time.monotonic() + self._shop.compile_wall_s + GRACE_S, builder, data)
 
     def _place_all(self, kind: Kind) -> None:
@@ -259,7 +272,7 @@ class RayExecutor:
             return
         self._alone_since.pop(kind, None)
         while waiting:
-            if not self._wanted(waiting[0].built.job):
+            if not self._wanted(waiting[0].job):
                 waiting.popleft()
                 continue
             slot = min(serving, key=lambda s: (not s.ready, len(s.tasks)))
@@ -270,7 +283,8 @@ class RayExecutor:
     def _hand_over(self, slot: Slot, ready: Ready) -> None:
         if not slot.tasks:
             slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
-        slot.tasks[slot.actor.prove.remote(ready.built, [ready.data] if ready.data is not None else [])] = ready
+        call = slot.actor.prove.remote(ready.parcel, *([(ready.data,)] if ready.data is not None else ()))
+        slot.tasks[call] = ready
         self._head_runs(slot)
 
     def _wanted(self, job: Job) -> bool:
@@ -287,7 +301,7 @@ class RayExecutor:
         """The first job of a device is being worked on and cannot be taken back any more; those behind it can."""
         for i, (ref, ready) in enumerate(tuple(slot.tasks.items())):
             with self._lock:
-                future = self._futures.get(ready.built.job.key)
+                future = self._futures.get(ready.job.key)
             if i == 0 and future is not None and not future.running():
                 future.set_running_or_notify_cancel()
             elif i > 0 and future is not None and future.cancelled():
@@ -300,7 +314,7 @@ class RayExecutor:
                 time.sleep(TICK_S)  # for a device that may join
             return
         ready, _ = ray.wait(refs, num_returns=1, timeout=TICK_S)
-        if ready and len(refs) > 1:
+        if ready and len(refs) > FEW:
             ready, _ = ray.wait(refs, num_returns=len(refs), timeout=0)
         owners = {ref: s for s in self._slots for ref in (s.hello, *s.tasks) if ref} if ready else {}
         for ref in ready:
@@ -312,7 +326,7 @@ class RayExecutor:
     def _built_one(self, ref: Any, building: _Building) -> None:
         job = building.job
         try:
-            result = ray.get(ref, timeout=30)
+            result: Packed | Row = actors.unpack(ray.get(ref, timeout=30))
         except Exception as error:
             self._builders.drop(building.builder)
             if _is_of_memory(error):
@@ -322,12 +336,13 @@ class RayExecutor:
                 self._end(self._lost(job, "builder", error), job)
             return
         self._builders.give_back(building.builder)
-        if not isinstance(result, Built) and result["reason_code"] == "compile_oom":
+        if isinstance(result, Packed):
+            data = self._kept(result.binary_hash, building.data if result.sent else None)
+            self._queues.ready[kind_of(job)].append(Ready(job, result.parcel, data))
+            return
+        if result["reason_code"] == "compile_oom":
             self._fewer_builders()
-        if isinstance(result, Built):
-            self._queues.ready[kind_of(job)].append(Ready(result, self._kept(result.binary.hash, building.data)))
-        else:
-            self._end(result, job)
+        self._end(result, job)
 
     def _fewer_builders(self) -> None:
         """Memory ran out beside so many compilers: half of them, for the rest of this sweep."""
@@ -346,7 +361,7 @@ class RayExecutor:
         try:
             result = ray.get(ref, timeout=30)
         except ray.exceptions.TaskCancelledError:
-            self._wanted(slot.tasks.pop(ref).built.job)
+            self._wanted(slot.tasks.pop(ref).job)
             return
         except Exception as error:
             self._actor_died(slot, error)
@@ -355,7 +370,7 @@ class RayExecutor:
             slot.hello, slot.device = None, result.device
             slot.out_of_service = "; ".join(result.problems)
             return
-        self._proved(slot, ref, *result)
+        self._proved(slot, ref, *actors.unpack(result))
 
     def _proved(self, slot: Slot, ref: Any, row: Row | str, seconds: float) -> None:
         """A row; or the name of who keeps the device, and then the job is asked for again: no limit counts waiting."""
@@ -364,14 +379,15 @@ class RayExecutor:
         slot.deadline = time.monotonic() + self._shop.prove_wall_s + GRACE_S
         if isinstance(row, str):
             slot.waits_for = row
-            columns = ready.built.columns
-            waited_s = columns.get("queue_s", 0.0) + self._shop.slot_wait_s
-            self._hand_over(slot, replace(ready, built=replace(ready.built, columns=columns | {"queue_s": waited_s})))
+            built: Built = actors.unpack(ready.parcel)
+            waited_s = built.columns.get("queue_s", 0.0) + self._shop.slot_wait_s
+            again = replace(built, columns=built.columns | {"queue_s": waited_s})
+            self._hand_over(slot, replace(ready, parcel=actors.pack(again)))
         else:
             slot.waits_for = ""
             slot.busy_s += seconds
             slot.num_ended += 1
-            self._end(row, ready.built.job)
+            self._end(row, ready.job)
 
     def _actor_died(self, slot: Slot, error: BaseException) -> None:
         if _is_of_memory(error):
@@ -389,7 +405,7 @@ class RayExecutor:
         ended, _ = ray.wait(list(slot.tasks), num_returns=len(slot.tasks), timeout=0) if slot.tasks else ([], [])
         for ref in ended:
             with contextlib.suppress(Exception):  # those that it died with
-                row, seconds = ray.get(ref, timeout=5)
+                row, seconds = actors.unpack(ray.get(ref, timeout=5))
                 if not isinstance(row, str):
                     self._proved(slot, ref, row, seconds)
 
@@ -400,7 +416,7 @@ class RayExecutor:
         slot.tasks.clear()
         slot.hello = None
         if jobs:
-            lost = jobs[0].built.job
+            lost = jobs[0].job
             self._end(self._lost(lost, slot.wish.device, error), lost)
             self._queues.put_back(jobs[1:])
         actors.kill(slot.actor)
@@ -427,8 +443,8 @@ class RayExecutor:
 
     def _end_unproven(self, waiting: Any, reason: str, why: str) -> None:
         while waiting:
-            built = waiting.popleft().built
-            self._end(self._stages.row_unproven(built, reason, why), built.job)
+            ready = waiting.popleft()
+            self._end(self._stages.row_unproven(actors.unpack(ready.parcel), reason, why), ready.job)
 
     def _end(self, row: Row, job: Job) -> None:
         """The row of a job that was being built or later. A second end of the same attempt finds nobody who waits for it."""

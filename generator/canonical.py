@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from typing import Any
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
+
+
+@functools.cache
+def _compared(kind: type) -> tuple[str, ...] | None:
+    """Names of a dataclass's fields that count; None of any other type."""
+    return tuple(f.name for f in dataclasses.fields(kind) if f.compare) if dataclasses.is_dataclass(kind) else None
+
 
 def to_plain(value: Any) -> Any:
     """Dataclasses, tuples and mappings as plain JSON values, field names kept."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value) if f.compare}
+    if type(value) in _PLAIN:
+        return value
+    if (names := _compared(type(value))) is not None:
+        return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple | list):
         return [to_plain(v) for v in value]
     if isinstance(value, dict):

@@ -242,7 +242,7 @@ def test_what_an_author_spent_before_it_was_lost_counts(farm: Farm) -> None:
         actor, before = Here(), Spent(3, 700, 200)
         given = (plan.with_changes(budget=Budget(tokens=1000)), shop, Versions("t", "h"), Endpoint("http://localhost:1", "sk"))
         await actor.held.open("2", *given, before, author_of)
-        report = await actor.held.close()
+        report = far.unpack(await actor.held.close())
         return report.spent, report.line
 
     spent, line = asyncio.run(main())

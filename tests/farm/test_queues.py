@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from farm.jobs import Built, Job
+from farm.jobs import Job
 from farm.queues import Queues, Ready, kind_of
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
-from generator.translate.records import Launch
-from verifier.records import Binary
 
 T4, A100 = ("sm_75", "t4"), ("sm_80", "a100")
 
@@ -62,7 +60,7 @@ def test_what_is_only_built_comes_last() -> None:
 
 def test_what_a_device_gave_back_is_next() -> None:
     queues = Queues()
-    ready = [Ready(Built(job(n), Launch("k", (), ()), Binary("", str(n), "", "sm_75", "", (), 0.0), {})) for n in range(4)]
+    ready = [Ready(job(n), b"") for n in range(4)]
     queues.ready[T4].extend(ready[2:])
     queues.put_back(ready[:2])
     assert list(queues.ready[T4]) == ready and queues.num_ready == 4

@@ -130,8 +130,8 @@ def test_memory_that_runs_out_is_no_crash_of_a_kernel_and_fewer_build_at_a_time(
 
     def get(ref: object, timeout: float) -> object:
         found = real(ref, timeout=timeout)
-        if isinstance(found, Built) and not killed:
-            killed.append(found.job.key)
+        if isinstance(found, bytes) and isinstance(unpacked := actors.unpack(found), actors.Packed) and not killed:
+            killed.append(unpacked.binary_hash)
             raise OutOfMemoryError("Task was killed due to the node running low on memory")
         return found
 
