@@ -142,8 +142,12 @@ class Builder:
 LONGER_S = 5.0
 
 
-def end_with_head(shop: Shop) -> HeadWatch:
-    """For an actor's process: it ends, its children with it, when the head is lost. Who would end it knows of it no more."""
+def end_with_head(shop: Shop) -> HeadWatch | None:
+    """For an actor's process: it ends, its children with it, when the head is lost. Who would end it knows of it no more.
+    None where an actor's code runs without a session.
+    """
+    if not ray.is_initialized():
+        return None
     return HeadWatch(ray.get_runtime_context().gcs_address, shop.head_s + LONGER_S, lambda why: os._exit(1))
 
 

@@ -31,7 +31,7 @@ from farm.scheduler import Stopped
 from farm.search import Attempt, Versions
 from farm.variants import load_variants
 from generator.authors.endpoint import Endpoint
-from generator.authors.ledger import Spent
+from generator.authors.ledger import Paid
 from generator.spec import AttentionSpec
 
 POLL_S = 1.0  # an author with nothing to say answers after so long, with its line for the display
@@ -53,11 +53,11 @@ SEEN_COLUMNS = tuple(dict.fromkeys((*KNOWN_COLUMNS, *TOLD_COLUMNS)))
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """letters; then how the author stands: its line for the display, and what a language model has cost."""
+    """letters; then how the author stands: its line for the display, and what was paid since its last report."""
 
     letters: tuple[FromAuthor, ...]
     line: str = ""
-    spent: Spent = Spent()
+    paid: Paid = Paid()
 
 
 @ray.remote(num_cpus=0, max_restarts=0, max_task_retries=0)
@@ -65,16 +65,16 @@ class AuthorActor:
     """Solves problems; needs the network where a language model is asked, and a CPU now and then."""
 
     async def open(
-        self, name: str, plan: Plan, shop: Shop, versions: Versions, endpoint: Endpoint | None, spent: Spent, authors: AuthorOf
+        self, name: str, plan: Plan, shop: Shop, versions: Versions, endpoint: Endpoint | None, paid: Paid, authors: AuthorOf
     ) -> int:
-        """Its width (`farm.authors.Author`). spent: by an author of this run that was lost."""
+        """Its width (`farm.authors.Author`). paid: by authors of this run that were lost."""
         self._watch = end_with_head(shop)
         if plan.variants:
             load_variants(plan.variants)
         self._desk, self._held, self._waiting = Desk(name), contextlib.AsyncExitStack(), asyncio.ensure_future(_nothing())
         self._author: Author = await self._held.enter_async_context(authors(plan, shop, versions, endpoint, self._desk.note))
         if isinstance(self._author, ModelSearch):
-            self._author.ledger.settle(None, spent)
+            self._author.ledger.take_over(paid)
         return self._author.width
 
     async def exchange(self, letters: bytes) -> bytes:
@@ -94,8 +94,8 @@ class AuthorActor:
         return self._report(())
 
     def _report(self, letters: tuple[FromAuthor, ...]) -> bytes:
-        spent = self._author.ledger.spent if isinstance(self._author, ModelSearch) else Spent()
-        return pack(Report(letters, self._author.line(), spent))
+        paid = self._author.ledger.news() if isinstance(self._author, ModelSearch) else Paid()
+        return pack(Report(letters, self._author.line(), paid))
 
 
 async def _nothing() -> tuple[FromAuthor, ...]:
@@ -117,12 +117,12 @@ class _Problem:
 class FarAuthor:
     """An author as its sweep sees it.
 
-    opened: starts an author's actor, given a name and what those before it spent; gives it and its width. killed: ends one.
+    opened: starts an author's actor, given a name and what those before it paid; gives it and its width. killed: ends one.
     """
 
     def __init__(
         self,
-        opened: Callable[[str, Spent], Awaitable[tuple[Any, int]]],
+        opened: Callable[[str, Paid], Awaitable[tuple[Any, int]]],
         note: Callable[[str], None],
         killed: Callable[[Any], None],
     ) -> None:
@@ -132,12 +132,12 @@ class FarAuthor:
         self._numbers, self._names = itertools.count(), itertools.count()
         self._outbox: list[ToAuthor] = []
         self._news, self._enough = asyncio.Event(), asyncio.Event()
-        self._last, self._before = Report(()), Spent()
+        self._line, self._paid = "", list[Paid]()
         self._strikes, self._over = 0, ""
         self.width = 0
 
     def line(self) -> str:
-        return self._last.line
+        return self._line
 
     async def solve(self, spec: AttentionSpec, target: str, attempt: Attempt) -> None:
         """As `farm.authors.Author.solve`; cancelled, it drops the problem and lets go of its attempts first."""
@@ -160,7 +160,7 @@ class FarAuthor:
 
     async def start(self) -> None:
         """The first author. Raises what keeps it from starting."""
-        self._actor, width = await self._opened(f"{next(self._names)}", Spent())
+        self._actor, width = await self._opened(f"{next(self._names)}", Paid())
         self.width = max(width, LEAST_WIDTH)
 
     async def talk(self) -> None:
@@ -177,7 +177,7 @@ class FarAuthor:
     async def close(self) -> None:
         """Lets the author end what it has begun, for a few seconds; then it is gone."""
         with contextlib.suppress(*LOSSES):
-            self._last = unpack(await asyncio.wait_for(_answer(self._actor.close.remote()), CLOSE_S))
+            self._read(unpack(await asyncio.wait_for(_answer(self._actor.close.remote()), CLOSE_S)))
         self._killed(self._actor)
 
     # ------------------------------------------------------------------------------------------------------------ letters
@@ -222,7 +222,9 @@ class FarAuthor:
             await asyncio.wait_for(self._enough.wait(), GATHER_S)
 
     def _read(self, report: Report) -> None:
-        self._last = report
+        self._line = report.line
+        if report.paid != Paid():
+            self._paid.append(report.paid)
         for letter in report.letters:
             match letter:
                 case Note():
@@ -274,7 +276,6 @@ class FarAuthor:
     async def _lost(self, error: BaseException) -> None:
         """The open problems begin again with another author; after STRIKES of them in a row they end the sweep."""
         self._strikes += 1
-        self._before = self._last.spent
         self._killed(self._actor)
         if self._strikes < STRIKES:
             self._note(f"the author was lost ({first_line(error)}); another one goes on from what has ended")
@@ -283,7 +284,7 @@ class FarAuthor:
                 problem.earlier, problem.asked = dict(problem.made), {}
                 self._send(problem.begin)
             with contextlib.suppress(*LOSSES):  # then its first call says so
-                self._actor, _ = await self._opened(f"{next(self._names)}", self._before)
+                self._actor, _ = await self._opened(f"{next(self._names)}", sum(self._paid, Paid()))
             return
         self._over = f"the author was lost {self._strikes} times in a row, the last time: {first_line(error)}"
         self._break_off(Stopped(self._over))
@@ -336,9 +337,9 @@ async def author_on_ray(
     """
     home = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
 
-    async def opened(name: str, spent: Spent) -> tuple[Any, int]:
+    async def opened(name: str, paid: Paid) -> tuple[Any, int]:
         actor = AuthorActor.options(scheduling_strategy=home).remote()
-        ref = actor.open.remote(name, plan, shop, versions, endpoint, spent, authors)
+        ref = actor.open.remote(name, plan, shop, versions, endpoint, paid, authors)
         return actor, await asyncio.wait_for(_answer(ref), ANSWER_S)
 
     far = FarAuthor(opened, note, kill)

@@ -320,9 +320,10 @@ class Evaluator:
 
     def _count(self, rows: list[Row]) -> None:
         """Compile and device seconds of the attempts into the ledgers, this kernel's and the run's."""
-        spent = Spent(compile_s=sum(row.get("compile_s") or 0.0 for row in rows), gpu_s=sum(map(device_seconds, rows)))
-        self.spent += spent
-        self.search.ledger.settle(None, spent)
+        for row in rows:
+            spent = Spent(compile_s=row.get("compile_s") or 0.0, gpu_s=device_seconds(row))
+            self.spent += spent
+            self.search.ledger.settle(None, spent, row.get("row_id") or "")
 
 
 #: Columns of the rows that share an answer with another row.

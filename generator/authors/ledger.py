@@ -68,13 +68,25 @@ class Spent:
         return ", ".join(parts + [f"{s:,.0f} s {what}" for s, what in seconds if s >= 0.5])
 
 
+@dataclass(frozen=True, slots=True)
+class Paid:
+    """A sum, and the names of what it paid for as far as that has any (`Ledger.settle`)."""
+
+    spent: Spent = Spent()
+    names: tuple[str, ...] = ()
+
+    def __add__(self, other: Paid) -> Paid:
+        return Paid(self.spent + other.spent, self.names + other.names)
+
+
 @dataclass
 class Ledger:
     """The one mutable book of a run; safe to use from several threads.
 
     `admit` is asked before work starts and reserves the work's upper bound, so that no two workers spend the same last dollar:
     what a worker overshoots is at most what its one attempt in flight costs beyond its estimate. `reserve` waits while others
-    hold what may turn out not to be spent.
+    hold what may turn out not to be spent. A run that loses its author goes on with another ledger: `news` of the first, added
+    up, is what the next one has to `take_over`.
     """
 
     budget: Budget = field(default_factory=Budget)
@@ -82,6 +94,8 @@ class Ledger:
     spent: Spent = field(default_factory=Spent)
     _reserved: dict[int, Spent] = field(default_factory=dict, repr=False)
     _booked: set[str] = field(default_factory=set, repr=False)
+    _paid: set[str] = field(default_factory=set, repr=False)
+    _news: list[Paid] = field(default_factory=list, repr=False)
     _next: int = field(default=0, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
     _waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = field(default_factory=list, repr=False)
@@ -111,12 +125,15 @@ class Ledger:
             await waiter[1].wait()
         return reservation
 
-    def settle(self, reservation: int | None, actual: Spent) -> None:
-        """The reserved work is over and cost `actual`."""
+    def settle(self, reservation: int | None, actual: Spent, name: str = "") -> None:
+        """The reserved work is over and cost `actual`; nothing more where what has this name was paid for before."""
         with self._lock:
             if reservation is not None:
                 self._reserved.pop(reservation, None)
-            self.spent = self.spent + actual
+            if not name or name not in self._paid:
+                self._paid.update(filter(None, [name]))
+                self._news.append(Paid(actual, tuple(filter(None, [name]))))
+                self.spent = self.spent + actual
             waiters, self._waiters = self._waiters, []
         for loop, event in waiters:
             if not loop.is_closed():
@@ -127,7 +144,7 @@ class Ledger:
         return Spent(0, tokens_in, tokens_out, self.price(model).usd(tokens_in, tokens_out))
 
     def cost_of(self, exchange: Exchange) -> Spent:
-        """What an answer cost, as an entry that `settle` takes: nothing where this run has had the same answer before."""
+        """What an answer cost, as an entry that `settle` takes: nothing where this ledger was asked for the same one before."""
         answer = exchange.answer
         with self._lock:
             if exchange.request.hash in self._booked:
@@ -135,6 +152,18 @@ class Ledger:
             self._booked.add(exchange.request.hash)
         usd = self.price(exchange.request.model).usd(answer.tokens_in, answer.tokens_out)
         return Spent(1, answer.tokens_in, answer.tokens_out, usd, answer.seconds)
+
+    def news(self) -> Paid:
+        """What was settled since this was last asked."""
+        with self._lock:
+            news, self._news = self._news, []
+        return sum(news, Paid())
+
+    def take_over(self, paid: Paid) -> None:
+        """What another ledger of this run paid, and what for: it costs nothing again."""
+        with self._lock:
+            self._paid.update(paid.names)
+            self.spent = self.spent + paid.spent
 
     def exhausted(self) -> str | None:
         """Why no more work may start, in words, or None."""

@@ -221,13 +221,14 @@ class LanguageModelAuthor:
         reservation = await self.ledger.reserve(self.ledger.estimate(sampling.model, tokens_in, sampling.max_tokens))
         if reservation is None:
             raise _BudgetSpent(self.ledger.exhausted() or "budget: spent")
-        spent = Spent()
+        spent, paid_for = Spent(), ""
         try:
             exchange = await self.client.ask(request)
             self._costs[request.hash] = spent = self.ledger.cost_of(exchange)
+            paid_for = request.hash
             return exchange
         finally:
-            self.ledger.settle(reservation, spent)
+            self.ledger.settle(reservation, spent, paid_for)
 
     def _proposal(self, exchanges: tuple[Exchange, ...], chain: _Chain, parent: str | None, round_: int) -> Proposal:
         found = extract(exchanges[-1].answer.text)

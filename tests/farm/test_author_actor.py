@@ -29,7 +29,7 @@ from farm.scheduler import Sweep
 from farm.search import Versions
 from farm.sweep import _solve
 from generator.authors.endpoint import Endpoint
-from generator.authors.ledger import Spent
+from generator.authors.ledger import Paid, Spent
 
 far = pytest.importorskip("farm.author_actor")
 from ray.exceptions import ActorDiedError  # noqa: E402
@@ -124,10 +124,10 @@ class Farm:
         return sweep
 
     async def _run(self, sweep: Sweep, plan: Plan, shop: Shop, meanwhile: Any, authors: Any, endpoint: Any) -> None:
-        async def opened(name: str, spent: Spent) -> tuple[Here, int]:
+        async def opened(name: str, paid: Paid) -> tuple[Here, int]:
             self.authors.append(Here())
             return self.authors[-1], await self.authors[-1].held.open(
-                name, plan, shop, Versions(*standin.versions()), endpoint, spent, authors
+                name, plan, shop, Versions(*standin.versions()), endpoint, paid, authors
             )
 
         author = far.FarAuthor(opened, self.notes.append, lambda actor: actor.die())
@@ -234,16 +234,39 @@ def test_a_language_model_far_away_keeps_its_ledger_its_record_and_its_line(farm
     assert replayed.counts.known == 1 and replayed.counts.planned == 0
 
 
+def test_answers_of_open_problems_are_paid_for_once_however_many_authors_are_lost(
+    farm: Farm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next author has the same answers from the record; the row that they led to still says what they cost."""
+    monkeypatch.setattr(model_search, "review_apart", review_here)
+    plan = plan_of(MODEL_PLAN, **{"targets: [cpu]": "targets: [cpu-avx2]", "name: tiny": "name: prove=0.8"})
+
+    async def lose(farm: Farm, sweep: Sweep) -> None:
+        for authors in (1, 2):
+            while len(farm.authors) < authors or not farm.authors[-1].held._desk._asked:
+                await asyncio.sleep(0.001)
+            while not standin.counts(farm.folder)["prove"]:  # what was asked for was read here, and what it cost
+                await asyncio.sleep(0.001)
+            farm.authors[-1].die()
+
+    with ChatServer(answering(PROGRAM)) as server:
+        farm.run(plan, lose, authors=author_of, endpoint=Endpoint(server.base_url, "sk-test"))
+        assert len(server.requests) == 2 and len(farm.authors) == 3
+    assert farm.line.startswith("model test-model: 2 answers, 200 tokens in, 100 out")
+    assert [(row["tokens_in"], row["tokens_out"]) for row in farm.rows] == [(200, 100)]
+
+
 def test_what_an_author_spent_before_it_was_lost_counts(farm: Farm) -> None:
     """The next one takes its ledger over: a budget is the run's, however many authors it has."""
     plan, shop = plan_of(MODEL_PLAN), Shop(str(farm.folder / "catalog"), str(farm.folder), stages="farm.standin")
 
     async def main() -> tuple[Spent, str]:
-        actor, before = Here(), Spent(3, 700, 200)
+        actor, before = Here(), Paid(Spent(3, 700, 200), ("an answer",))
         given = (plan.with_changes(budget=Budget(tokens=1000)), shop, Versions("t", "h"), Endpoint("http://localhost:1", "sk"))
         await actor.held.open("2", *given, before, author_of)
         report = far.unpack(await actor.held.close())
-        return report.spent, report.line
+        assert report.paid == Paid(), "who asks knows of that already"
+        return actor.held._author.ledger.spent, report.line
 
     spent, line = asyncio.run(main())
     assert spent == Spent(3, 700, 200) and "left of the budget: 100 tokens" in line
