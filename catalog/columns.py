@@ -225,7 +225,7 @@ GROUPED_COLUMNS = (
     ),
     *_columns(
         "budget",
-        "compile_s amount seconds",
+        "compile_s amount seconds of the compiler; 0 where the binary was in the cache",
         "verify_s amount seconds",
         "measure_s amount seconds of the measurement that counts: child, rivals, rounds, checks",
         "again_s amount seconds of measurements that were not believed and made again, and of waiting before that",

@@ -110,7 +110,8 @@ def _endings(rows: list[Row]) -> list[str]:
 def _times(rows: list[Row]) -> list[str]:
     sums = {name: sum(r[name] or 0.0 for r in rows) for name in ("compile_s", "verify_s", "measure_s", "again_s")}
     cells = [(name.removesuffix("_s"), f"{total:.1f}") for name, total in sums.items()]
-    return ["<h2>Where the time went</h2>", _table(("stage", "seconds"), cells, numbers={1})]
+    told = '<p class="note">A binary that was in the cache was compiled in no time.</p>'
+    return ["<h2>Where the time went</h2>", _table(("stage", "seconds"), cells, numbers={1}), told]
 
 
 def _ratios_plot(best: list[Row], width: int = 900) -> str:

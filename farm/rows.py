@@ -52,13 +52,13 @@ def of_translated(translated: Translated, store: Artifacts) -> Columns:
 def of_binary(binary: Binary, store: Artifacts) -> Columns:
     """The binary, what made it, and what the compiler says of its resources."""
     data = Path(binary.path).read_bytes()
-    resources = binary.resources
+    resources = binary.resources | ({"compiled_before_in_s": binary.compile_s} if binary.cached else {})
     columns: Columns = {
         "binary_hash": store.put(data),
         "binary_bytes": len(data),
         "compiler": binary.compiler,
         "compile_flags": list(binary.flags),
-        "compile_s": binary.compile_s,
+        "compile_s": 0.0 if binary.cached else binary.compile_s,
         "resources": resources,
         "cuda_toolkit": resources.get("cuda_toolkit"),
         "ptx_isa": resources.get("ptx_isa"),

@@ -68,6 +68,6 @@ def read_entry(cache: Path, key: str) -> Binary | None:
         path = cache / plain["path"]
         if digest_bytes(path.read_bytes()) != plain["hash"]:
             return None
-        return Binary(**{**plain, "path": str(path), "flags": tuple(plain["flags"])})
+        return Binary(**{**plain, "path": str(path), "flags": tuple(plain["flags"]), "cached": True})
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -38,7 +38,8 @@ REASONS: dict[str, Literal["final", "transient"]] = {
 class Binary:
     """A shared object or cubin, with where its bytes lie.
 
-    hash: SHA-256 of the bytes. resources: registers, spill_bytes, shared_bytes, local_bytes, instructions, as far as known.
+    hash: SHA-256 of the bytes. compile_s: what its compiler took; cached: that was spared now. resources: registers, spill_bytes,
+    shared_bytes, local_bytes, instructions, as far as known.
     """
 
     path: str
@@ -50,6 +51,7 @@ class Binary:
     compile_s: float
     resources: dict[str, Any] = field(default_factory=dict)
     log: str = ""
+    cached: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,14 @@ def test_a_right_kernel_is_a_row_with_verdict_time_and_artifacts(shop: Shop, bui
     assert kept.text(row["program_hash"]) == built.job.program
 
 
+def test_a_binary_of_the_cache_costs_its_attempt_no_compiling(shop: Shop, built: Built) -> None:
+    again = stages.build(job(), shop)
+    assert isinstance(again, Built) and again.binary.cached and again.binary == built.binary
+    assert again.columns["compile_s"] == 0.0
+    assert again.columns["resources"]["compiled_before_in_s"] == built.binary.compile_s > 0
+    assert built.binary.cached or built.columns["compile_s"] == built.binary.compile_s
+
+
 def test_waiting_for_others_is_no_time_of_measuring(shop: Shop, built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     found = Failed("throttled", Witness("stand-in", "no measurement here"))
     monkeypatch.setattr(stages, "measure", lambda *a, **k: found)
