@@ -73,7 +73,8 @@ class _Job:
 def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
     before = environment()
     job.say("rivals alone")
-    with TimingSandbox(job.data, job.launch, job.spec, job.num_threads) as sandbox:
+    compiles = "flex-attention" in (job.rivals or ())
+    with TimingSandbox(job.data, job.launch, job.spec, job.num_threads, compiles) as sandbox:
         workload = Workload(sandbox, seed)
         work = work_of(job.spec, workload.captured)
         floor = floor_s(job.spec, work, job.num_threads)

@@ -14,7 +14,7 @@ import resource
 import signal
 import struct
 
-_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_PR_SET_PDEATHSIG, _PR_GET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 1, 21, 38
 _CLONE_NEWNET, _CLONE_NEWUSER = 0x40000000, 0x10000000
 _SYS_SECCOMP, _SYS_LANDLOCK_CREATE, _SYS_LANDLOCK_RESTRICT = 317, 444, 446
 _SECCOMP_SET_MODE_FILTER, _TSYNC, _SPEC_ALLOW = 1, 1, 4
@@ -80,6 +80,12 @@ def no_network() -> bool:
 
 def no_new_privileges() -> bool:
     return bool(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0)
+
+
+def can_keep_files_away() -> bool:
+    """Whether a candidate can be kept from opening files here, by Landlock or by a filter of system calls."""
+    version = _libc.syscall(_SYS_LANDLOCK_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(1))
+    return bool(version >= 1 or (platform.machine() == "x86_64" and _libc.prctl(_PR_GET_SECCOMP, 0, 0, 0, 0) >= 0))
 
 
 def no_files(readable: tuple[str, ...] = ()) -> bool:

@@ -149,7 +149,8 @@ def _measure_once(job: _Job, seed: int | None) -> Measurement | Failed:
     before, others, laps = environment(), use_of(job.device).processes, Laps()
     watch, known = Watch.start(job.device), known_of(job.device, job.spec, job.rivals, job.patience.near)
     job.say("rivals alone")
-    with CudaTimingSandbox(job.data, job.launch, job.spec, job.device) as sandbox:
+    compiles = FLEX in job.rivals and FLEX not in known.out
+    with CudaTimingSandbox(job.data, job.launch, job.spec, job.device, compiles) as sandbox:
         laps.end("child")
         workload = CudaWorkload(sandbox, seed)
         laps.end("buffers")

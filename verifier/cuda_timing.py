@@ -18,7 +18,7 @@ from generator.translate.records import Launch
 from verifier.arena import Arena
 from verifier.checks import Expected, Outputs, check_outputs
 from verifier.cuda_sandbox import CudaSandbox
-from verifier.flex_rival import compiler_environment
+from verifier.flex_rival import COMPILER_MODULES, compiler_environment
 from verifier.input_layout import call_view, slots_of
 from verifier.inputs import Case, fresh_seed
 from verifier.launch import check_call
@@ -46,17 +46,20 @@ STEADY_S = 0.05
 
 
 class CudaTimingSandbox(CudaSandbox):
-    """A sandbox whose child holds torch and the rivals as well."""
+    """A sandbox whose child holds torch and the rivals as well. compiles: a rival is compiled in the child."""
 
     program = "verifier.cuda_timing_child"
 
-    def __init__(self, cubin: bytes, launch: Launch, spec: AttentionSpec, device: str) -> None:
+    def __init__(self, cubin: bytes, launch: Launch, spec: AttentionSpec, device: str, compiles: bool = False) -> None:
         super().__init__(cubin, launch, device, SandboxLimits(start_s=120, run_s=60, cpu_s=3600))
         self.spec, self.launch = spec, launch
+        self.imports = COMPILER_MODULES if compiles else ()
 
     @property
     def environment(self) -> Mapping[str, str]:  # type: ignore[override]
-        return {**super().environment, **compiler_environment(), "CUDA_MODULE_LOADING": "LAZY"}
+        """Whether there is a device torch asks NVML: the driver may not be started in the process that forks children."""
+        more = {"CUDA_MODULE_LOADING": "LAZY", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+        return {**super().environment, **compiler_environment(), **more}
 
     def _more_facts(self) -> dict[str, Any]:
         return {"spec": to_plain(self.spec)}

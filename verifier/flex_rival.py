@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from generator.spec import AttentionSpec, Rule
 from verifier.oracle import option
+from verifier.own_folder import OwnFolder
 from verifier.records import Unsupported
 
 #: (q (B, H, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv)) -> O (B, H, Sq, Dv).
@@ -24,13 +26,38 @@ ScoreMod = Callable[[Any, Any, Any, Any, Any], Any]
 FLEX = "flex attention"
 
 
+#: What a process imports beforehand whose children compile FlexAttention: seconds for each of them otherwise.
+COMPILER_MODULES = ("torch.nn.attention.flex_attention", "torch._dynamo", "torch._inductor.compile_fx")
+
+
 def compiler_environment() -> dict[str, str]:
-    """Environment variables of a process in which FlexAttention is compiled: what its compiler makes is kept for the next one."""
-    kept = Path(tempfile.gettempdir()) / f"kernel-farm-rivals-{os.getuid()}"
+    """Environment variables of children in which FlexAttention is compiled: what the first one makes, this process's others find.
+
+    It lies in a folder of this process's own, as long as that lives: nobody can have put anything there beforehand. Children
+    write there before a candidate is in them; from then on their fences allow no file (`verifier.confine`).
+    """
+    return compiled_in(Path(_kept(os.getpid()).path))
+
+
+def compiled_in(folder: Path) -> dict[str, str]:
+    """Environment variables of a process that keeps what it compiles in a folder."""
     return {
-        "TORCHINDUCTOR_CACHE_DIR": str(kept / "inductor"), "TRITON_CACHE_DIR": str(kept / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "TRITON_CACHE_DIR": str(folder / "triton"),
         "TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1",
     }  # fmt: skip
+
+
+@functools.lru_cache(maxsize=1)
+def _kept(process: int) -> OwnFolder:
+    """process: of the caller; a child by fork has a folder of its own."""
+    folder = OwnFolder("rivals")
+    atexit.register(_remove, process, folder)
+    return folder
+
+
+def _remove(process: int, folder: OwnFolder) -> None:
+    if os.getpid() == process:
+        folder.close()
 
 
 def flex(spec: AttentionSpec, captured: Mapping[str, Tensor], device: str) -> Call | Unsupported:

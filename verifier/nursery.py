@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
+import importlib
 import itertools
 import json
 import os
@@ -24,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 PACKET_BYTES = 1 << 18
+DRIVER_IS_UP = 86  # exit status: what was to be imported beforehand cannot be
+_NOT_INITIALISED = 3  # CUDA_ERROR_NOT_INITIALIZED
 MOST_HANDLES = 16  # that come with one request
 _PACKAGES = str(Path(__file__).resolve().parent.parent)
 _BOOT = "import json,sys; f=json.loads(sys.argv[1]); sys.path[:]=f['path']; from verifier.nursery import serve; serve(f)"
@@ -79,9 +83,15 @@ class Nursery:
     def alive(self) -> bool:
         return self.owner == os.getpid() and self._process.poll() is None
 
-    def spawn(self, facts: Mapping[str, Any], handles: Sequence[int], log: int, folder: str, limit_s: float) -> Nursling:
-        """Fork a child that runs the program's main with `facts`, in which "handles" becomes the numbers it knows them by."""
-        packet = json.dumps({"facts": facts, "folder": folder}).encode()
+    def spawn(
+        self, facts: Mapping[str, Any], handles: Sequence[int], log: int, folder: str, limit_s: float, imports: Sequence[str] = ()
+    ) -> Nursling:
+        """Fork a child that runs the program's main with `facts`, in which "handles" becomes the numbers it knows them by.
+
+        imports: modules that the nursery holds from then on, for this child and all later ones. Raises NurseryDied where they
+        cannot be held.
+        """
+        packet = json.dumps({"facts": facts, "folder": folder, "imports": list(imports)}).encode()
         with self._asking:
             try:
                 socket.send_fds(self._channel, [packet], [log, *handles])
@@ -120,6 +130,8 @@ class Nursery:
             except OSError:
                 packet = b""
             if not packet:
+                with contextlib.suppress(subprocess.TimeoutExpired):  # the channel closes a moment before the process has ended
+                    self._process.wait(5)
                 raise NurseryDied(f"exit status {self._process.poll()}")
             message = json.loads(packet)
             if "spawned" in message:
@@ -180,6 +192,7 @@ def serve(facts: dict[str, Any]) -> None:
                     if child.serial == request["kill"]:
                         _kill_group(child.pid)
                 continue
+            import_all(request["imports"])
             pid = os.fork()
             if pid == 0:
                 for pidfd in children:
@@ -203,6 +216,24 @@ class _Forked:
 
 def _tell(channel: socket.socket, **facts: int) -> None:
     channel.send(json.dumps(facts).encode())
+
+
+def import_all(names: Sequence[str]) -> None:
+    """Modules for all children from now on. Ends this process where importing started the CUDA driver: no child could use it."""
+    for name in names:
+        with contextlib.suppress(ImportError):  # the child that needs it says so
+            importlib.import_module(name)
+    if names and driver_is_up():
+        os._exit(DRIVER_IS_UP)
+
+
+def driver_is_up() -> bool:
+    """Whether something in this process has initialised the CUDA driver: a process that forks after it has children without."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    except OSError:
+        return False
+    return bool(driver.cuDeviceGetCount(ctypes.byref(ctypes.c_int())) != _NOT_INITIALISED)
 
 
 def _kill_group(pid: int) -> None:

@@ -107,6 +107,10 @@ class CallTensor(NamedTuple):
     strides: tuple[int, ...]
 
 
+#: Programs whose children import for themselves what takes long.
+_IMPORT_THEMSELVES: set[str] = set()
+
+
 class CannotStart(RuntimeError):
     """The child could not load the candidate, or did not come up: the message says which."""
 
@@ -117,6 +121,8 @@ class Sandbox:
     """
 
     program = "verifier.sandbox_child"
+    #: Modules that every child needs and that take long to import.
+    imports: tuple[str, ...] = ()
     #: Little, and an allocator that hands out dirty memory, so that scratch nobody wrote is noticed; idle threads sleep.
     environment: ClassVar[Mapping[str, str]] = {
         "PATH": "/usr/bin:/bin",
@@ -164,14 +170,22 @@ class Sandbox:
                 **self._more_facts(),
             }
             handles = (self._theirs.fileno(), self.memory.handle, binary)
-            nursery = nursery_for(self.program, self.environment)
-            self._process = nursery.spawn(facts, handles, self._log.fileno(), self._folder, self.limits.start_s)
+            self._process = self._child(facts, handles)
         except NurseryDied as error:
             raise CannotStart(f"the process that starts children died: {error}") from None
         finally:
             os.close(binary)
         self._theirs.close()
         self.hear_start()
+
+    def _child(self, facts: dict[str, Any], handles: tuple[int, ...]) -> Nursling:
+        log, limit_s = self._log.fileno(), self.limits.start_s
+        if self.imports and self.program not in _IMPORT_THEMSELVES:
+            try:
+                return nursery_for(self.program, self.environment).spawn(facts, handles, log, self._folder, limit_s, self.imports)
+            except NurseryDied:  # it cannot hold the modules: every child imports them for itself
+                _IMPORT_THEMSELVES.add(self.program)
+        return nursery_for(self.program, self.environment).spawn(facts, handles, log, self._folder, limit_s)
 
     def hear_start(self) -> None:
         """Wait for the child to say which fences are up and that it is ready. Raises CannotStart."""

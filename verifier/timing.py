@@ -22,7 +22,7 @@ from generator.translate.records import Launch
 from verifier.arena import Arena, Slot
 from verifier.checks import Expected, Outputs, check_outputs
 from verifier.dtypes import torch_dtype
-from verifier.flex_rival import compiler_environment
+from verifier.flex_rival import COMPILER_MODULES, compiler_environment
 from verifier.input_layout import call_view, slots_of
 from verifier.input_values import captured_values
 from verifier.inputs import Case, Layout, fresh_seed
@@ -65,13 +65,17 @@ class Batch:
 
 
 class TimingSandbox(Sandbox):
-    """A sandbox whose child holds torch and the rivals; allocator and threads are as in production."""
+    """A sandbox whose child holds torch and the rivals; allocator and threads are as in production.
+
+    compiles: a rival is compiled in the child.
+    """
 
     program = "verifier.timing_child"
 
-    def __init__(self, binary: bytes, launch: Launch, spec: AttentionSpec, num_threads: int) -> None:
+    def __init__(self, binary: bytes, launch: Launch, spec: AttentionSpec, num_threads: int, compiles: bool = False) -> None:
         super().__init__(binary, launch, num_threads, SandboxLimits(start_s=120, run_s=60, cpu_s=1800, memory_bytes=24 << 30))
         self.spec, self.launch, self.num_threads = spec, launch, num_threads
+        self.imports = COMPILER_MODULES if compiles else ()
 
     @property
     def environment(self) -> Mapping[str, str]:  # type: ignore[override]

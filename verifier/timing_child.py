@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import Tensor
 from generator.spec import AttentionSpec, spec_from_plain
 from verifier import confine
 from verifier.dtypes import DTYPES
+from verifier.flex_rival import compiled_in
 from verifier.launch import CallBlock, parallel_pointer
 from verifier.rivals import Call, Unsupported, prepare
 from verifier.sandbox_child import Child, fenced_kernel, read_all
@@ -141,6 +143,8 @@ def main(facts: dict[str, Any]) -> None:
     channel_handle, arena, binary = facts["handles"]
     channel = socket.socket(fileno=channel_handle)
     fences = {"no_network": confine.no_network()}
+    if not confine.can_keep_files_away():  # a candidate could write where the next child's rivals are found
+        os.environ.update(compiled_in(Path.cwd()))
     torch.set_num_threads(facts["num_threads"])
     torch.set_grad_enabled(False)
     channel.send(json.dumps({"nonce": "start", "fences": fences}).encode())
