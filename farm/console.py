@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import logging
 import os
 import shlex
 import sys
@@ -106,17 +107,31 @@ def guard(app: Callable[..., Any]) -> int:
         return EXIT_INPUT
 
 
+#: The exit code, from the moment that `leave` is called.
+_leaving: list[int] = []
+
+
 def leave(code: int) -> NoReturn:
-    """End the process. Where a stopped sweep left a job's thread inside a library, at once: Python cannot end such a thread, and
-    the library would abort the process when Python takes itself apart around it.
+    """End the process. Where a stopped sweep left a job's thread inside a library, at once, as soon as all that was registered
+    with atexit has run: Python cannot end such a thread, and the library would abort the process when Python takes itself apart
+    around it.
     """
-    if any(thread.daemon and thread.name.startswith("farm-") for thread in threading.enumerate()):
-        atexit._run_exitfuncs()
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(code)
+    _leaving.append(code)
     sys.exit(code)
+
+
+def _end_at_once() -> None:
+    """Runs after all else at exit, since it was registered before all else: what is registered last runs first."""
+    if not _leaving or not any(thread.daemon and thread.name.startswith("farm-") for thread in threading.enumerate()):
+        return
+    logging.shutdown()  # registered when logging was imported, which is still earlier
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(_leaving[0])
+
+
+atexit.register(_end_at_once)
 
 
 def _hint(error: Exception) -> str:
