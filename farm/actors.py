@@ -242,14 +242,15 @@ def start_session(address: str, num_cpus: int, folder: str = "") -> None:
 
 
 def join_cluster(address: str) -> None:
-    """Connects to a running cluster, once. Raises InputError where there is none at the address."""
-    if ray.is_initialized():
-        return
+    """Connects to a running cluster, once. Raises InputError where none is at the address, or another was joined before."""
     if address.startswith("ray://") and find_spec("grpc") is None:
         raise InputError("--address", f"{address!r} needs Ray's client, not installed here: pip install 'kernel-farm[client]'")
     try:
         if address.startswith("ray://"):
             _look_up(address)
+        if ray.is_initialized():
+            _check_joined(address)
+            return
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Ray Client connection timed out", UserWarning)  # the error says so too
             context = ray.init(address=address, **_QUIET)
@@ -260,6 +261,13 @@ def join_cluster(address: str) -> None:
     _SESSION["dashboard"] = str(context.dashboard_url or "")
     if address.startswith("ray://"):
         _SESSION["client"] = address.removeprefix("ray://")
+
+
+def _check_joined(address: str) -> None:
+    """Raises ValueError in a process that has joined another cluster than the one at the address."""
+    here = ray.get_runtime_context().gcs_address
+    if not address.startswith("ray://") and address not in ("auto", here):
+        raise ValueError(f"this process is connected to {here}")
 
 
 def _look_up(address: str) -> None:
