@@ -1,8 +1,8 @@
 """Iterations of mma.sync loops that take no row maximum: each row keeps its reference while its weights stay below 2.
 
-Whether they do is seen in the operand that they become: none has the exponent's highest bit. Where one has, or a row has no
-reference yet, the warp makes the tile's scores again, from operands that still lie in shared memory, and runs the whole of the
-code. Which orders of copies leave them there, the orders say (`Pipeline.repeats`).
+Whether they do is seen in the operand that they become: none has the exponent's highest bit. Where one has, the warp makes the
+tile's scores again, from operands that still lie in shared memory, and runs the whole of the code. Which orders of copies leave
+them there, the orders say (`Pipeline.repeats`). Without a reference, a row's weights are infinity, or NaN where it sees nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def settled(k: int) -> str:
 def write_settled(pipeline: Pipeline) -> None:
     """Behind code that may have moved references."""
     kept, w = pipeline.plan.kept, pipeline.kernel.u.w
-    if kept is None or not _has_state(pipeline):
+    if kept is None or not _has_state(pipeline) or not pipeline.remembers:
         return
     x = pipeline.kernel.u.code.temporary()
     w(f"bool {x} = false;", f"FOR_ROWS {x} |= {names.tile(kept.reference)}[t][r] == -INF;")
@@ -48,7 +48,11 @@ def write_settled(pipeline: Pipeline) -> None:
 
 
 def write_kept(pipeline: Pipeline, setting: Setting) -> None:
-    """The code between the products, without maxima; then, where that will not do, first products and code once more."""
+    """The code between the products, without maxima; then, where that will not do, first products and code once more.
+
+    What is remembered of the rows saves no work here: the branch keeps the code behind the products in front of it, where it is
+    faster, and the compiler would mix them.
+    """
     x, w = pipeline.kernel.u.code.temporary(), pipeline.kernel.u.w
     w("// whether a reference has to move", f"bool {x} = true;", f"if ({settled(pipeline.k)}) {{")
     _write_without_maxima(pipeline, setting, x)
@@ -62,10 +66,10 @@ def write_kept(pipeline: Pipeline, setting: Setting) -> None:
 def write_tried(pipeline: Pipeline, setting: Setting) -> None:
     """First products and the code behind them, at most twice: without maxima, then, where that will not do, the whole of it.
 
-    One copy of the products in the text: what they hold has not to be kept for a second one.
+    One copy of the products in the text: what they hold has not to be kept for a second one. A loop begins with the whole.
     """
     x, w = pipeline.kernel.u.code.temporary(), pipeline.kernel.u.w
-    w("// whether a reference has to move", f"bool {x} = !{settled(pipeline.k)};", "#pragma unroll 1", "while (true) {")
+    w("// whether a reference has to move", f"bool {x} = it{pipeline.k} == 0;", "#pragma unroll 1", "while (true) {")
     pipeline.run(pipeline.plan.schedule.first, setting)
     w(f"if ({x}) {{")
     _write_whole(pipeline, setting)
@@ -105,7 +109,8 @@ def write_state(pipeline: Pipeline) -> None:
     """In front of the loop: what goes from one iteration into the next."""
     kept, w = pipeline.plan.kept, pipeline.kernel.u.w
     if kept is not None and _has_state(pipeline):
-        w(f"bool {settled(pipeline.k)} = false;  // whether all rows of the warp have a reference")
+        if pipeline.remembers:
+            w(f"bool {settled(pipeline.k)} = false;  // whether all rows of the warp have a reference")
         for name in kept.sums:
             w(f"float {_before(name, pipeline.k)}[MT][2];")
 

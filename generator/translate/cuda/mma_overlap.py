@@ -188,6 +188,10 @@ class Rotated(Overlapped):
         """With one slot, tiles of the first products are copied over behind them."""
         return self.ahead > 1
 
+    @property
+    def remembers(self) -> bool:
+        return True
+
     def body(self, setting: Setting) -> None:
         w, it, s = self.kernel.u.w, f"it{self.k}", self.plan.schedule
         w(self.bind(it), f"copy_wait<{max(0, self.ahead - 2)}>();", "__syncthreads();")

@@ -79,6 +79,11 @@ class Pipeline:
         code = (*s.first, *s.early, *s.late)
         return bool(s.first and s.second) and not any(min(code) < p.at <= max(code) for p in self.points)
 
+    @property
+    def remembers(self) -> bool:
+        """Whether it is known, at the cost of a register, that all rows of a warp have a reference (`mma_kept`)."""
+        return False
+
     def run(self, positions: tuple[int, ...], setting: Setting) -> None:
         for i in positions:
             self.kernel.pending = set()

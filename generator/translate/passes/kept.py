@@ -5,7 +5,8 @@ The step is recognised in its written-out form, whatever its names are (c may be
     X = max(R, rowmax(S));  X = where(test, R, Y);  B = where(X != -inf, X, 0.0);  F = exp2((R - B) * c);  R = X
     P = exp2(S * c - B * c);  v = v * F + rowsum(P);  acc = acc * F;  Reshape P ... and get PA
 
-Every carried tile but R is rescaled by F, and nothing else reads R: which reference a row has is then a matter of rounding.
+Every carried tile but R is rescaled by F, and nothing else reads R: which reference a row has is then a matter of rounding. c is
+positive, so that weights are infinite, or NaN, where R is -inf.
 """
 
 from __future__ import annotations
@@ -90,7 +91,9 @@ class _Step:
 
     def kept(self) -> Kept | None:
         e = _exponent(self.only(self.reshape.source))
-        if e is None or self.only(e.base) != Op("where", (Op("!=", (Var(self.chosen), NEG_INF)), Var(self.chosen), ZERO)):
+        if e is None or (e.factor is not None and not self._positive(e.factor)):
+            return None
+        if self.only(e.base) != Op("where", (Op("!=", (Var(self.chosen), NEG_INF)), Var(self.chosen), ZERO)):
             return None
         distance: Expr = Op("-", (Var(self.reference), Var(e.base)))
         rescale_by = Op(e.fn, (Op("*", (distance, e.factor)) if e.factor is not None else distance,))
@@ -100,6 +103,16 @@ class _Step:
         if not (self._chooses(e.scores) and self._in_order(e, factors[0]) and self._rescales(factors[0])):
             return None
         return self._left(e, factors[0])
+
+    def _positive(self, e: Expr) -> bool:
+        match e:
+            case Num(value):
+                return value > 0
+            case Var(name):
+                return name in self.scope.promised
+            case Op("*" | "/", args):
+                return all(map(self._positive, args))
+        return False
 
     def _chooses(self, scores: str) -> bool:
         """X is the maximum so far, or stays R."""
