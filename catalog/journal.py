@@ -12,6 +12,7 @@ import fcntl
 import json
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -141,7 +142,7 @@ def read(path: Path) -> JournalContents:
 
 
 @contextlib.contextmanager
-def orphan_lock(path: Path) -> Any:
+def orphan_lock(path: Path) -> Iterator[bool]:
     """Holds the journal's lock inside `with`; yields False when its writer is alive (or the lock cannot be had)."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)

@@ -59,7 +59,7 @@ class CatalogKernel:
 
     masks, scores: shapes of the rules. device_key: what it was verified on. verified: shapes; lengths: whole buckets of them.
     max_batch: of all rows. max_heads: for a group (query heads for each key head) the most query heads that ran with it.
-    unavailable: why no row of it may serve ("revoked" or "unverified", with a sentence); "" when one may.
+    unavailable: why no row of it may serve ("revoked" or "unverified", with a sentence); None when one may.
     """
 
     kernel_id: str

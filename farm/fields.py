@@ -65,8 +65,7 @@ class Reader:
         self.problems.append(Problem(self.path, self.line, message))
 
     def expected(self, what: str) -> None:
-        found = "a mapping" if isinstance(self.value, dict) else "a list" if isinstance(self.value, list) else show(self.value)
-        self.wrong(f"expected {what}, found {found}")
+        self.wrong(f"expected {what}, found {self._kind()}")
 
     def fields(self, what: str) -> bool:
         """True when this is a mapping; else notes the problem."""

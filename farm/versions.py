@@ -6,6 +6,7 @@ import functools
 import hashlib
 from importlib import resources
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources.abc import Traversable
 
 
 def _package_version() -> str:
@@ -20,16 +21,17 @@ def _digest(package: str, folders: tuple[str, ...] = ("",)) -> str:
     found = hashlib.sha256()
     root = resources.files(package)
     for folder in folders:
-        for path in sorted(_files(root.joinpath(folder) if folder else root)):
-            found.update(path[0].encode() + b"\0" + path[1])
+        for name, content in sorted(_files(root.joinpath(folder) if folder else root)):
+            found.update(name.encode() + b"\0" + content)
     return found.hexdigest()[:12]
 
 
-def _files(folder) -> list[tuple[str, bytes]]:  # type: ignore[no-untyped-def]
+def _files(folder: Traversable) -> list[tuple[str, bytes]]:
+    """(path below the folder, content) of its source files, those of folders in it included."""
     listed = []
     for entry in folder.iterdir():
         if entry.is_dir() and entry.name != "__pycache__":
-            listed += [(f"{entry.name}/{name}", data) for name, data in _files(entry)]
+            listed += [(f"{entry.name}/{name}", content) for name, content in _files(entry)]
         elif entry.name.endswith((".py", ".h", ".cuh", ".cpp")):
             listed.append((entry.name, entry.read_bytes()))
     return listed

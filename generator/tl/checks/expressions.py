@@ -7,8 +7,6 @@ from generator.tl.checks.report import name_list
 from generator.tl.expressions import did_you_mean
 from generator.tl.ir import FUNCTIONS, Expr, Index, Num, Op, Span, Var
 from generator.tl.types import (
-    ARITHMETIC,
-    COMPARISONS,
     INTEGER_FUNCTIONS,
     LOGIC,
     REDUCTIONS,
@@ -182,7 +180,7 @@ def _kinds(e: Op, args: list[Typing], scope: Scope) -> None:
             expect(i, Kind.BOOL, f"{e.fn} joins tests", "write a comparison")
         elif e.fn in INTEGER_FUNCTIONS:
             expect(i, Kind.INT, f"{e.fn} divides integers", "write / for floats, floor(...) for an integer")
-        elif arg.kind is Kind.BOOL and (e.fn in ARITHMETIC or e.fn in COMPARISONS or e.fn != "where"):
+        elif arg.kind is Kind.BOOL and e.fn != "where":
             _kind_error(scope, f"{e.fn} takes numbers", e.args[i].span, Kind.FLOAT, arg.kind, "write where(test, 1.0, 0.0)")
     if e.fn == "where":
         expect(0, Kind.BOOL, "the first argument of where is a test", "where(test, value if true, value if false)")
