@@ -126,7 +126,7 @@ class Scope:
 
     def of_name(self, name: str) -> Typing | None:
         """The typing of a name in an expression, None if it has none or none that is known."""
-        if name in ("rows", "cols"):
+        if name in POSITIONS:
             return POSITIONS[name]
         return self.tiles[name].typing if name in self.tiles else self.typings.get(name)
 

@@ -58,8 +58,9 @@ def _coordinates(s: Copy, matrices: dict[str, Allocate], report: Report, bounds:
             continue  # nothing runs here
         if hi < 0 or (lo < 0 and not math.isinf(lo)):
             hint = "coordinates count tiles from 0; an expression that can be negative wants max(..., 0)"
-            message = f"the coordinate {text} {'is' if hi < 0 else 'reaches'} {int(max(hi, lo) if hi < 0 else lo)}"
-            report.error("coordinate", message, s.span, hint, "at least 0", str(int(hi if hi < 0 else lo)))
+            found = int(hi if hi < 0 else lo)
+            message = f"the coordinate {text} {'is' if hi < 0 else 'reaches'} {found}"
+            report.error("coordinate", message, s.span, hint, "at least 0", str(found))
         sizes = integers((tile, extent))
         if sizes is not None and sizes[0] > 0 and not math.isinf(lo):
             _beyond(s, text, (lo, hi), sizes[0], sizes[1], matrix, report)
