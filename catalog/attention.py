@@ -197,9 +197,8 @@ def flash_attn_varlen_func(
         answered = flash.answer(q[None], k[None], v[None], packed, need_lse, given, "flash_attn_varlen_func")
         if answered is not None:
             result, lse = answered
-            return _flash_result(
-                out if given is not None else _into(out, result[0]), lse if lse is None else lse[0], need_lse, return_attn_probs
-            )
+            filled = _into(out, result[0]) if out is None or given is None else out
+            return _flash_result(filled, lse if lse is None else lse[0], need_lse, return_attn_probs)
     else:
         _count_miss(describe_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, need_lse, table))
     result, lse = varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, arguments, table)

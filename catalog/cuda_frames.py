@@ -148,7 +148,7 @@ def _primary_context(device: int) -> Any:
 def _current_context() -> Callable[[], tuple[Any, ...]]:
     from cuda.bindings import driver
 
-    return driver.cuCtxGetCurrent  # type: ignore[no-any-return]
+    return driver.cuCtxGetCurrent
 
 
 def is_current(device: int) -> bool:

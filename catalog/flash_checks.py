@@ -49,7 +49,7 @@ def flash_arguments(
 def lse_wanted(return_attn_probs: Any, return_lse: Any, return_softmax_lse: Any) -> bool:
     """Whether any of the three names of one wish is true. Raises ValueError that names one that is no flag."""
     if return_attn_probs.__class__ is return_lse.__class__ is return_softmax_lse.__class__ is bool:
-        return return_attn_probs or return_lse or return_softmax_lse  # type: ignore[no-any-return]
+        return return_attn_probs or return_lse or return_softmax_lse
     attn_probs, lse = _flag("return_attn_probs", return_attn_probs), _flag("return_lse", return_lse)
     return _flag("return_softmax_lse", return_softmax_lse) or attn_probs or lse
 
@@ -80,7 +80,7 @@ def _window(window: Any) -> Window:
     if window is None:
         return None
     if window.__class__ is tuple and len(window) == 2 and window[0].__class__ is window[1].__class__ is int:
-        return window  # type: ignore[no-any-return]
+        return window
     try:
         left, right = (None if x is None else operator.index(x) for x in window)
     except (TypeError, ValueError):

@@ -188,10 +188,11 @@ def warmup(what: str | Iterable[AttentionSpec], device: str = "cpu") -> tuple[Wa
     """
     if isinstance(what, str) and what == "catalog":
         return tuple(_warm_kernel(kernel, device) for kernel in _serviceable(device))
+    specs: tuple[AttentionSpec, ...]
     if isinstance(what, str) and what.startswith("log:"):
         specs = _logged_specs(Path(what.removeprefix("log:")))
     else:
-        specs = tuple(what) if isinstance(what, Iterable) and not isinstance(what, str) else (what,)
+        specs = tuple(what) if isinstance(what, Iterable) and not isinstance(what, str) else (what,)  # type: ignore[assignment]
         if not all(isinstance(spec, AttentionSpec) for spec in specs):
             raise SpecError(f'warmup: expected specs, "catalog" or "log:FILE", found {what!r}')
     return tuple(_warm_spec(spec, device) for spec in specs)

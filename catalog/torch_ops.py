@@ -56,14 +56,14 @@ def implement(sdpa: Callable[..., Tensor], flash_attn_func: Callable[..., Any]) 
     _library.impl("flash", run_flash, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("farm::sdpa", lib=_library)
+@torch.library.register_fake("farm::sdpa", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_sdpa(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
 ) -> Tensor:
     return torch_sdpa(query, key, value, None, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
-@torch.library.register_fake("farm::flash", lib=_library)
+@torch.library.register_fake("farm::flash", lib=_library)  # type: ignore[untyped-decorator]
 def _fake_flash(q: Tensor, k: Tensor, v: Tensor, *rules: Any) -> tuple[Tensor, Tensor]:
     """Shapes and strides of `run_flash`, whose arguments it takes; the last of them says whether the LSE is wanted."""
     need_lse = rules[-1]

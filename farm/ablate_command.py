@@ -37,7 +37,8 @@ def ablate(
     """pass@1, pass@k, faults, tokens and time of {two-stage, one-pass, vanilla} x {our translator, the model's own}."""
     from farm.ablation import Tally, ablation_of
     from farm.config import load_config
-    from farm.sweep import Options, run_sweep
+    from farm.on_ray import Options
+    from farm.sweep import run_sweep
 
     k = k or samples
     if k > samples:

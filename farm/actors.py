@@ -237,7 +237,7 @@ def start_session(address: str, num_cpus: int, folder: str = "") -> None:
         join_cluster(address)
         return
     os.environ.update(LEAN)
-    where = {"_temp_dir": folder} if folder else {}
+    where: dict[str, Any] = {"_temp_dir": folder} if folder else {}
     ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **where, **_QUIET)
 
 

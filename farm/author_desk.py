@@ -153,7 +153,8 @@ class Desk:
     async def _search(self, begun: Begin, author: Solver) -> None:
         async def ask(job: Job) -> Row:
             name = f"{self.name}.{next(self._numbers)}"
-            future = self._asked[name] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[Row] = asyncio.get_running_loop().create_future()
+            self._asked[name] = future
             self._send(Ask(begun.problem, name, job))
             try:
                 return await future

@@ -53,7 +53,7 @@ class Builders:
         node = max(self.rooms, key=lambda name: self.rooms[name] - self._open[name])
         self._open[node] += 1
         there = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
-        self._starting.append(Builder(actors.Builder.options(**there).remote(self._shop), node))
+        self._starting.append(Builder(actors.Builder.options(**there).remote(self._shop), node))  # type: ignore[attr-defined]
         return self._starting[-1]
 
     def give_back(self, builder: Builder) -> None:

@@ -67,7 +67,7 @@ def open_slot(wish: DeviceWish, shop: Shop, versions: dict[str, str], hello_s: f
     options = dict(wish.options)
     if wish.node_id:
         options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(wish.node_id, soft=False)
-    actor = actors.Device.options(**options).remote(wish.device, wish.expected_class, shop)
+    actor = actors.Device.options(**options).remote(wish.device, wish.expected_class, shop)  # type: ignore[attr-defined]
     return Slot(wish, actor, hello=actor.hello.remote(versions), deadline=time.monotonic() + hello_s)
 
 

@@ -148,7 +148,7 @@ class Reader:
         return "a mapping" if isinstance(self.value, dict) else "a list" if isinstance(self.value, list) else show(self.value)
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """YAML's safe scalars, without times: `2026-11-30` and `12:30:00` are texts."""
 
 

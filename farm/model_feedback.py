@@ -26,7 +26,7 @@ _KINDS: dict[str, FeedbackKind] = {
     "wrong_value": "wrong_value",
     **dict.fromkeys(("crash", "timeout", "mutates_inputs", "unwritten_output", "out_of_bounds", "nondeterministic"), "fault"),
     "implausible_time": "fault",
-}  # type: ignore[dict-item]
+}
 
 _MEANINGS = {
     "crash": "the kernel crashed",

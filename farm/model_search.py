@@ -20,7 +20,7 @@ from farm.model_prompts import prompts_of, translation_of
 from farm.model_settings import ModelSettings
 from farm.plan import Plan
 from farm.scheduler import Stopped
-from farm.search import Attempt, Holes, Versions, fastest_first, order_choices
+from farm.search import Attempt, Versions, fastest_first, order_choices
 from farm.variants import calls_to_load
 from generator.authors.clients import ModelClient, OpenAIClient
 from generator.authors.exchange import Exchange
@@ -37,6 +37,7 @@ from generator.tl.checker import parse_and_check
 from generator.tl.fill import fill, spread_choices
 from generator.tl.ir import Program
 from generator.tl.printer import print_program
+from generator.tuning import Holes
 from verifier.reviewer import review_apart
 
 #: So many choices of a program's holes are looked at; a stranger's program may have any number of them.

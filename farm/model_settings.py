@@ -69,8 +69,10 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }  # fmt: skip
 STYLES: tuple[Style, ...] = ("two_stage", "one_pass", "direct")
 TRANSLATORS = ("ours", "llm")
-_LEAST = {"max_tokens": 1, "token_limit": 1024, "samples": 1, "repairs": 0, "beam": 1, "improvements": 0, "patience": 1}
-_LEAST |= {"concurrency": 1, "tries": 1, "timeout_s": 0, "min_gain": 0}
+_LEAST: dict[str, float] = {
+    "max_tokens": 1, "token_limit": 1024, "samples": 1, "repairs": 0, "beam": 1, "improvements": 0, "patience": 1,
+    "concurrency": 1, "tries": 1, "timeout_s": 0, "min_gain": 0,
+}  # fmt: skip
 
 
 def read_settings(
@@ -120,5 +122,5 @@ def _check(name: str, value: Any, kind: str) -> None:
         words = " or ".join("nothing" if t is type(None) else t.__name__ for t in allowed)
         raise InputError(f"author_options.{name}", f"expected {words}, found {value!r}")
     least = _LEAST.get(name)
-    if least is not None and value is not None and not value >= least:
+    if least is not None and isinstance(value, int | float) and not value >= least:
         raise InputError(f"author_options.{name}", f"expected at least {least}, found {value!r}")

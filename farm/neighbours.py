@@ -31,6 +31,6 @@ def _is_ours(pid: int) -> bool:
 
 def _name(pid: int) -> str:
     try:
-        return psutil.Process(pid).name()
+        return str(psutil.Process(pid).name())
     except psutil.Error:
         return "gone"

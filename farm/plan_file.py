@@ -49,9 +49,13 @@ def read_plan(text: str, file: str, folder: Path = Path()) -> Plan:
     return plan
 
 
+#: Of models for which a plan names none.
+DEFAULT_DTYPES: tuple[str, ...] = ("fp32",)
+
+
 def _plan(root: Reader, folder: Path) -> Plan | None:
     variants = root.take("variants", lambda r: _variants(r, folder))
-    dtypes = root.take("dtypes", _dtypes, ("fp32",))
+    dtypes = root.take("dtypes", _dtypes, DEFAULT_DTYPES)
     shapes = _shapes(root)
     plan = Plan(
         name=root.take("name", Reader.text) or "plan",
@@ -227,7 +231,8 @@ def _price(reader: Reader) -> Price | None:
         return None
     amounts = [reader.take(n, lambda r: r.number(0.0, "US dollars for a million tokens"), required=True) for n in ("in", "out")]
     reader.finish()
-    return Price(*amounts) if None not in amounts else None
+    known = [amount for amount in amounts if amount is not None]
+    return Price(*known) if len(known) == len(amounts) else None
 
 
 def _tuning(reader: Reader) -> Tuning | None:

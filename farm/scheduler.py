@@ -292,6 +292,6 @@ class Sweep:
     async def _some_end(self, owners: dict[asyncio.Task[None], Stream], stopping: asyncio.Future[Any]) -> None:
         """Waits for the end of a search, for the end of the sweep, or for the time to look at devices again."""
         done, _ = await asyncio.wait({*owners, stopping}, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
-        for task in done - {stopping}:
-            owners.pop(task).num_open -= 1  # type: ignore[arg-type]
+        for task in [owner for owner in owners if owner in done]:
+            owners.pop(task).num_open -= 1
             task.result()  # a fault of a search is a fault of ours

@@ -7,7 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from catalog.keys import attempt_key
 from farm.history import History
@@ -224,7 +224,11 @@ def in_turn(sources: Sequence[Iterable[Choice]]) -> Iterator[Choice]:
     return (choice for row in zip_longest(*sources) for choice in row if choice is not None)
 
 
-def fastest_first(measured: Sequence[tuple[Choice, Row]]) -> list[Choice]:
+#: A choice of holes alone, or of holes and hints.
+C = TypeVar("C", Holes, Choice)
+
+
+def fastest_first(measured: Sequence[tuple[C, Row]]) -> list[C]:
     """The choices whose rows are verified and timed, fastest first.
 
     By the ratio to the rival of the same run where all have one: a busy machine slows both. Ties go the same way in every start,

@@ -93,7 +93,7 @@ def _frames(error: BaseException) -> list[Any]:
     return frames[::-1]
 
 
-def _dict(module: ModuleType, name: str, kind: type | None) -> dict[str, Any]:
+def _dict(module: ModuleType, name: str, kind: type[MaskRule] | type[ScoreRule] | None) -> dict[str, Any]:
     found = getattr(module, name, {})
     if not isinstance(found, dict):
         raise VariantsError(f"{module.__file__}: {name}: expected a dict, found {type(found).__name__}")

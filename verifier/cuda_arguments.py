@@ -218,9 +218,9 @@ def _grid(facts: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, int
 
 def _field(f: Mapping[str, Any], by_name: Mapping[str, Any], values: Mapping[str, Any], workspace: int) -> int | float:
     if "scalar" in f:
-        return values[f["scalar"]]  # type: ignore[no-any-return]
+        return values[f["scalar"]]
     if "value" in f:
-        return evaluate(f["value"], values)  # type: ignore[no-any-return]
+        return evaluate(f["value"], values)
     if f.get("workspace"):
         return workspace
     parameter, tensor = by_name[f["tensor"]]

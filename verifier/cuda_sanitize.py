@@ -103,7 +103,8 @@ def chosen_trials(trials: Sequence[Trial]) -> tuple[Trial, ...]:
     for trial in sorted(trials, key=_scores):
         if trial.case.layout != "far" and 0 not in trial.case.shape:
             by_layout.setdefault(trial.case.layout, []).append(trial)
-    queues, out, total = list(by_layout.values()), [], 0
+    queues, total = list(by_layout.values()), 0
+    out: list[Trial] = []
     for rank in range(max(map(len, queues), default=0)):
         for queue in queues:
             if rank < len(queue) and len(out) < MAX_INPUTS and (not out or total + _scores(queue[rank]) <= MAX_SCORES):

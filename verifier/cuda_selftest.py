@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from generator.spec import AttentionSpec
+from generator.spec import AttentionSpec, TensorDType
 from generator.targets import TARGETS
 from verifier.compile import compile_translated
 from verifier.compile_cuda import NoCudaCompiler, find_cuda_compiler
@@ -56,7 +56,7 @@ def gpu_checks(cache_dir: str | os.PathLike[str], device: str, quick: bool) -> I
         yield _timed(cache_dir, device)
 
 
-def _dtypes(device: str, quick: bool) -> tuple[str, ...]:
+def _dtypes(device: str, quick: bool) -> tuple[TensorDType, ...]:
     if quick:
         return ("fp16",)
     return ("fp16", "bf16", "fp32") if capability_of(device) >= (8, 0) else ("fp16", "fp32")
@@ -81,11 +81,11 @@ def _trap(cache_dir: str | os.PathLike[str], device: str, trap: CudaTrap) -> Che
     return Check(f"trap {trap.name}", f"{trap.reason} ({trap.check or 'any check'})", words(verdict), right, since(started))
 
 
-def _compile_ahead(cache_dir: str | os.PathLike[str], device: str, kernels: Sequence[tuple[str, str]]) -> None:
+def _compile_ahead(cache_dir: str | os.PathLike[str], device: str, kernels: Sequence[tuple[str, TensorDType]]) -> None:
     """(name, dtype) into the cache, several at a time: one after another they take longer than all that is judged by them."""
     arch = "sm_{}{}".format(*capability_of(device))
 
-    def one(kernel: tuple[str, str]) -> None:
+    def one(kernel: tuple[str, TensorDType]) -> None:
         compile_translated(cuda_kernel(replace(SPEC, dtype=kernel[1]), arch, kernel[0]), cache_dir, arch=arch)
 
     with ThreadPoolExecutor(cores_given()) as pool:

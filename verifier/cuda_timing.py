@@ -20,7 +20,7 @@ from verifier.checks import Expected, Outputs, check_outputs
 from verifier.cuda_sandbox import CudaSandbox
 from verifier.flex_rival import COMPILER_MODULES, compiler_environment
 from verifier.input_layout import call_view, slots_of
-from verifier.inputs import Case, fresh_seed
+from verifier.inputs import Case, Layout, fresh_seed
 from verifier.launch import check_call
 from verifier.oracle import Pairs, heads_of
 from verifier.records import Witness
@@ -107,7 +107,7 @@ class CudaWorkload:
     def __init__(self, sandbox: CudaTimingSandbox, seed: int | None = None) -> None:
         self.spec, self._sandbox = sandbox.spec, sandbox
         self._random = random.Random(fresh_seed() if seed is None else seed)
-        layout = "bshd" if self.spec.layout == "bshd" else "plain"
+        layout: Layout = "bshd" if self.spec.layout == "bshd" else "plain"
         case = Case("timed call", self.spec, layout=layout, seed=self._random.randrange(1 << 40), place="start")
         self._binding: Binding = bind(sandbox.launch, self.spec)
         self.captured = workload_captured(case)

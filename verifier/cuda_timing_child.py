@@ -24,7 +24,7 @@ from verifier.arena import POISON
 from verifier.cuda_child import CudaChild, DeviceRoom, fence, load, open_device, say, told_by
 from verifier.cuda_rivals import OUT_OF_MEMORY, prepare_cuda
 from verifier.dtypes import DTYPES
-from verifier.rivals import Unsupported
+from verifier.records import Unsupported
 from verifier.sandbox_child import read_all
 
 OURS = "ours"
@@ -171,7 +171,7 @@ class CudaTimingChild(CudaChild):
                     why_not[name] = rival.why
                     continue
                 self._rivals[name] = rival
-                self._contestants[name] = Contestant(lambda index, rival=rival: rival(*self.buffers.qkv(index)))
+                self._contestants[name] = Contestant(lambda index, rival=rival: rival(*self.buffers.qkv(index)))  # type: ignore[misc]
                 seconds[name] = self._estimate(name)
             except torch.OutOfMemoryError:
                 why_not[name] = OUT_OF_MEMORY
@@ -272,7 +272,8 @@ class CudaTimingChild(CudaChild):
     def _steady(self, who: str, count: int) -> dict[str, Any]:
         """Many calls back to back on warm caches: device and host clock over all of it. calls: how many they were."""
         contestant = self._contestants[who]
-        runs = [lambda i=i: contestant.call(i) for i in self._sets_from(0, count)]
+        runs: list[Callable[[], object]]
+        runs = [lambda i=i: contestant.call(i) for i in self._sets_from(0, count)]  # type: ignore[misc]
         if contestant.graph is not None:
             runs = [contestant.graph.replay] * max(1, count // self._count)
             count = len(runs) * self._count

@@ -173,9 +173,10 @@ def serve(facts: dict[str, Any]) -> None:
     channel = socket.socket(fileno=facts["channel"])
     program = __import__(facts["program"], fromlist=["main"])
     children: dict[int, _Forked] = {}  # by pidfd
+    listening: list[Any] = [channel]
     serials = itertools.count()
     while os.getppid() == facts["parent"]:
-        ready = select.select([channel, *children], [], [], 1.0)[0]
+        ready = select.select([*listening, *children], [], [], 1.0)[0]
         for pidfd in children.keys() & ready:
             ended = children.pop(pidfd)
             _kill_group(ended.pid)  # what a child left; once it is taken in, its id may be a stranger's

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 
 def main(source: str, cubin: str, arch: str, *options: str) -> int:
     from cuda.bindings import nvrtc
 
-    def checked(result):  # type: ignore[no-untyped-def]
+    def checked(result: tuple[Any, ...]) -> Any:
         status, *values = result
         if int(status):
             raise RuntimeError(nvrtc.nvrtcGetErrorString(status)[1].decode())

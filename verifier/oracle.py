@@ -260,7 +260,7 @@ def apply_scores(block: Block, scores: Tensor) -> tuple[Tensor, Tensor]:
             logits.append(DENSE_LOGITS[rule.name](rule, block).to(scores.dtype))
         else:
             scores = DENSE_SCORES[rule.name](rule, block, scores)
-    return scores, torch.cat(torch.broadcast_tensors(*logits), 2)  # type: ignore[no-untyped-call]
+    return scores, torch.cat(torch.broadcast_tensors(*logits), 2)
 
 
 def as_f32(value: Any) -> float:

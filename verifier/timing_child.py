@@ -23,9 +23,10 @@ from torch import Tensor
 from generator.spec import AttentionSpec, spec_from_plain
 from verifier import confine
 from verifier.dtypes import DTYPES
-from verifier.flex_rival import compiled_in
+from verifier.flex_rival import Call, compiled_in
 from verifier.launch import CallBlock, parallel_pointer
-from verifier.rivals import Call, Unsupported, prepare
+from verifier.records import Unsupported
+from verifier.rivals import prepare
 from verifier.sandbox_child import Child, fenced_kernel, read_all
 
 OURS = "ours"

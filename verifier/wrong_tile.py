@@ -211,7 +211,9 @@ class FirstWrongTile:
 
 def _row_of(matrix: np.ndarray, tile: np.ndarray) -> int | None:
     """Which row of the matrix the tile starts with."""
-    hits = np.flatnonzero((np.abs(matrix - tile[0]) <= 1e-6 * (1 + np.abs(matrix))).all(1)) if tile.ndim == 2 else []
+    if tile.ndim != 2:
+        return None
+    hits = np.flatnonzero((np.abs(matrix - tile[0]) <= 1e-6 * (1 + np.abs(matrix))).all(1))
     return int(hits[0]) if len(hits) else None
 
 

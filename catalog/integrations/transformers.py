@@ -50,8 +50,9 @@ def mask(
     if allow_is_causal_skip and is_rule and _nothing_hidden(q_length, kv_length, q_offset, kv_offset, attention_mask):
         return None
     return sdpa_mask(
-        batch_size, q_length, kv_length, q_offset, kv_offset, mask_function=mask_function, attention_mask=attention_mask,
-        local_size=local_size, allow_is_causal_skip=False, **more,
+        batch_size, q_length, kv_length, q_offset,  # type: ignore[arg-type]  # of a static cache it is a tensor
+        kv_offset, mask_function=mask_function, attention_mask=attention_mask, local_size=local_size, allow_is_causal_skip=False,
+        **more,
     )  # fmt: skip
 
 

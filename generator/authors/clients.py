@@ -119,7 +119,7 @@ class OpenAIClient:
 
     def _pause(self, attempt: int, asked_s: float | None) -> float:
         """Exponential with jitter; what the server asks for is honoured up to the bound."""
-        backoff = self.endpoint.backoff_s * 2 ** (attempt - 1) * (0.5 + random.random() / 2)
+        backoff = self.endpoint.backoff_s * 2.0 ** (attempt - 1) * (0.5 + random.random() / 2)
         return min(max(backoff, asked_s or 0.0), self.endpoint.max_backoff_s)
 
     async def _try(self, request: Request, attempt: int) -> Exchange:
@@ -200,7 +200,7 @@ class OpenAIClient:
         blotted = {
             name: self.endpoint.without_key(getattr(answer, name)) for name in ("text", "refusal", "model", "finish_reason")
         }
-        return dataclasses.replace(answer, **blotted)
+        return dataclasses.replace(answer, **blotted)  # type: ignore[arg-type]
 
 
 class RecordedClient:

@@ -16,8 +16,8 @@ from generator.authors.exchange import Message
 from generator.authors.proposal import Proposal
 from generator.feedback import Feedback
 from generator.spec import AttentionSpec
+from generator.tl.grammar import FORMS
 from generator.tl.ir import DTYPES
-from generator.tl.statements import FORMS
 
 #: Share of the limit that one feedback text may take; compilers and checkers can say more than a prompt has room for.
 MAX_FEEDBACK_SHARE = 0.25

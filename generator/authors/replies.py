@@ -28,7 +28,8 @@ def read_completion(body: bytes, request: Request, seconds: float, tries: int = 
     except (ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError):
         raise NotACompletion(f"the reply is not a chat completion: {short(body[:400].decode('utf-8', 'replace'))}") from None
     text = _text_of(content)
-    usage = reply.get("usage") if isinstance(reply.get("usage"), dict) else {}
+    told = reply.get("usage")
+    usage = told if isinstance(told, dict) else {}
     tokens_in, tokens_out = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
     return Answer(
         text=text,

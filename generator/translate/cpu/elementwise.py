@@ -131,7 +131,8 @@ class NestWriter(ABC):
         kept = {self.unit.tile(n).dtype for n in rounded}
         if self.unit.program.options["functions"] != "fast" or len(kept) != 1 or s.into in self.after:
             return EXP_DEGREE["f32"]
-        return EXP_DEGREE.get(*kept, EXP_DEGREE["f32"])
+        (dtype,) = kept
+        return EXP_DEGREE.get(dtype, EXP_DEGREE["f32"])
 
 
 def identity(s: Step) -> str:

@@ -60,8 +60,8 @@ def _begin(unit: Unit, matrices: list[Allocate]) -> list[str]:
     p = unit.program
     out: list[str] = []
     given = {"ints": 0, "floats": 0}
-    for name, a in _scalars(p):
-        kind = "ints" if a.dtype == "i32" else "floats"
+    for name, argument in _scalars(p):
+        kind = "ints" if argument.dtype == "i32" else "floats"
         out.append(f"a_{name} = call.{kind}[{given[kind]}];")
         given[kind] += 1
     out.append("const int64_t* strides = call.strides;")
