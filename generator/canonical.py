@@ -21,7 +21,7 @@ def to_plain(value: Any) -> Any:
     """Dataclasses, tuples and mappings as plain JSON values, field names kept."""
     if type(value) in _PLAIN:
         return value
-    if (names := _compared(type(value))) is not None:
+    if (names := _compared(type(value))) is not None:  # type: ignore[arg-type]  # mypy: no type[Any] has a hash
         return {name: to_plain(getattr(value, name)) for name in names}
     if isinstance(value, tuple | list):
         return [to_plain(v) for v in value]
