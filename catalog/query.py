@@ -133,6 +133,7 @@ def _digests(keys: pa.ChunkedArray) -> np.ndarray[Any, Any]:
 # ------------------------------------------------------------------------------------------------------------------ SQL
 
 _TABLES = {"rows": False, "attempts": True}
+_COLUMNS_TOLD = "; docs/catalog.md tells the columns (tables show spec_name as model, p50_s as ms)"
 #: An answer is held in memory.
 MOST_ROWS = 10_000_000
 
@@ -153,7 +154,9 @@ def sql(catalog: Rows, text: str) -> pa.Table:
         except duckdb.BinderException:  # it may name a column in a way that we did not see
             return _run_sql(duckdb, catalog, text, list(COLUMNS))
     except duckdb.Error as error:
-        raise QueryError(f"sql: {str(error).splitlines()[0]}") from None
+        said = [line for line in str(error).splitlines() if line.strip()]
+        near = [line for line in said[1:] if line.startswith("Candidate bindings")]
+        raise QueryError(f"sql: {' '.join(said[:1] + near)}{_COLUMNS_TOLD if near else ''}") from None
 
 
 def _columns_in(text: str) -> list[str]:

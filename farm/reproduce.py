@@ -61,7 +61,10 @@ class Reproduction:
 
 
 def reproduce(opened: Catalog, row: Row, shop: Shop, measure_s: float = 1.0) -> Reproduction:
-    """Compiles, judges and times a row again. Raises InputError for rows that hold nothing to run."""
+    """Compiles, judges and times a row again. Raises InputError for rows that hold nothing to run.
+
+    shop.catalog: where the artifacts of the outcome go, `opened` itself where the outcome is to be a row of it.
+    """
     job = _job(opened, row, measure_s)
     built = _built(opened, row, job, shop) if row["source_hash"] else stages.build(job, shop)
     if not isinstance(built, Built):
@@ -99,16 +102,16 @@ def _job(opened: Catalog, row: Row, measure_s: float) -> Job:
 
 def _built(opened: Catalog, row: Row, job: Job, shop: Shop) -> Built | Row:
     """The stored source compiled here: what the translator would write today is another matter."""
-    store = opened.artifacts
+    store, outcome = opened.artifacts, rows.artifacts_at(shop.catalog)
     launch = launch_from_plain(json.loads(row["launch"]))
     source, schedule = store.text(row["source_hash"]), json.loads(row["schedule"] or "{}")
     translated = Translated(row["target"], row["language"], source, launch, row["program_hash"] or "", schedule)
     match compile_translated(translated, shop.cache, Limits(wall_s=shop.compile_wall_s), arch=job.arch):
         case CompileFailed() as no:
-            columns = job.columns | rows.of_log(no.log, store) | {"compile_s": no.compile_s}
+            columns = job.columns | rows.of_log(no.log, outcome) | {"compile_s": no.compile_s}
             return stages.row_of(job, shop, columns, no.reason, rows.last_error(no.log))
         case Binary() as binary:
-            return Built(job, launch, binary, job.columns | rows.of_binary(binary, store))
+            return Built(job, launch, binary, job.columns | rows.of_binary(binary, outcome))
 
 
 def again(opened: Catalog, stale: Sequence[Row], say: Callable[[str], None]) -> list[Reproduction]:

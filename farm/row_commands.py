@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,10 +104,13 @@ def reproduce(
 
     opened = store.open(catalog_location(location))
     row = opened.get(row_id)
-    result = run(opened, row, _shop(opened.uri, variants, sanitize), seconds)
     if record:
+        result = run(opened, row, _shop(opened.uri, variants, sanitize), seconds)
         with opened.writer(new_run_id()) as writer:
             writer.append(result.after)
+    else:  # the catalog stays as it is, and may be one that can only be read
+        with tempfile.TemporaryDirectory(prefix="farm-reproduce-") as scratch:
+            result = run(opened, row, _shop(scratch, variants, sanitize), seconds)
     if as_json:
         kept = ("row_id", "reason_code", "message", "binary_hash", "device_key", "p50_s", "baseline_p50_s", "ratio_p50")
         sides = {side: {k: r.get(k) for k in kept} for side, r in (("before", result.before), ("after", result.after))}

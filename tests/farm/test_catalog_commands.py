@@ -172,6 +172,8 @@ def test_damage_is_told_and_can_be_set_aside(farm, held):
         (("show", "zzz"), "row id: expected hex digits, found 'zzz'"),
         (("show", "abcdefabcdef"), "no row begins with 'abcdefabcdef'"),
         (("sql", "selec"), "sql: Parser Error"),
+        (("sql", "select model from rows"), 'Candidate bindings: "'),
+        (("sql", "select model from rows"), "docs/catalog.md tells the columns (tables show spec_name as model"),
         (("diff", "nowhere", "nowhere"), "there is no catalog at"),
         (("diff", "nowhere", "nowhere", "--fail-over", "some"), "--fail-over: expected a share"),
         (("export", "x.xlsx"), "format: expected one of csv"),
