@@ -107,13 +107,11 @@ class _Variant:
         """Whether a tile's maxima are taken only where its weights say so (`Option row_maxima = on_demand`).
 
         The reference then moves to 2^8 above the row's maximum, since a weight is seen to be too large by its highest bit.
-        bf16 has room for that below 1; in f16 the smallest weights would lose digits. Two kinds of kernels lose by it: scores
-        that take an exponential of their own, since code that is nothing but exponentials waits for their unit, and masks
-        whose bounds are read row by row, which leave too few registers.
+        bf16 has room for that below 1; in f16 the smallest weights would lose digits. Scores that take an exponential of
+        their own lose by it: code that is nothing but exponentials waits for their unit.
         """
         costly = any(isinstance(x, Op) and x.fn in ("tanh", "exp", "exp2", "log", "log2") for x in walk(self.score))
-        read = any(isinstance(rule, MaskRule) and rule.captured for _, rule, _ in rule_uses(self.spec))
-        return self.target == "sm_80" and self.spec.dtype == "bf16" and not costly and not read
+        return self.target == "sm_80" and self.spec.dtype == "bf16" and not costly
 
     @property
     def exponent(self) -> str:
