@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from catalog.reasons import Reason, reason
 from generator.spec import AttentionSpec, Rule
@@ -94,8 +95,14 @@ def tensor_blockers(*named: tuple[str, Tensor]) -> tuple[Reason, ...]:
 
 
 def context_blockers() -> tuple[Reason, ...]:
-    """Why the code around the call forbids raw kernels: autocast, functorch transforms, modes that watch operations."""
+    """Why the code around the call forbids raw kernels: autocast, functorch, modes and traces that watch operations, tangents."""
     found = []
+    if torch._C._is_tracing():
+        found.append(reason("compiling", "torch.jit.trace has to see torch's operations"))
+    if forward_ad._current_level >= 0:
+        found.append(
+            reason("requires_grad", "inside forward_ad.dual_level() tensors may carry tangents; kernels are inference only")
+        )
     if torch._C._is_any_autocast_enabled():
         found.append(reason("autocast", "autocast is on and would change the dtypes"))
     if torch._C._functorch.peek_interpreter_stack() is not None:

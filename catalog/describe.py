@@ -154,7 +154,11 @@ def _row_rules(arguments: FlashArguments) -> tuple[Rule, ...]:
 
 def _unreadable(blockers: list[Reason]) -> list[Reason]:
     """The blockers, if among them is one of a tensor whose sizes cannot even be read safely."""
-    return blockers if any(b.code in ("tensor_subclass", "tensor_layout", "functorch", "torch_mode") for b in blockers) else []
+    return (
+        blockers
+        if any(b.code in ("tensor_subclass", "tensor_layout", "functorch", "torch_mode", "compiling") for b in blockers)
+        else []
+    )
 
 
 def _without_sizes(name: str, query: Tensor, blockers: list[Reason]) -> AttentionCall:

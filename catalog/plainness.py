@@ -7,6 +7,7 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from catalog.calls import PLAIN_TYPES
 
@@ -14,6 +15,7 @@ _autocast = torch._C._is_any_autocast_enabled
 _functorch = torch._C._functorch.peek_interpreter_stack
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
+_jit_traces = torch._C._is_tracing
 _grad_enabled = torch.is_grad_enabled
 
 #: Whether three tensors, here and now, are all that a key would say they are.
@@ -26,7 +28,7 @@ def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
         return False
     if _grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return False
-    if _function_modes() or _dispatch_modes() or _autocast() or _functorch() is not None:
+    if not nothing_watches() or _autocast() or _functorch() is not None:
         return False
     return not any(x.layout is not torch.strided or x.is_nested or x.is_neg() for x in (query, key, value))
 
@@ -71,8 +73,8 @@ def never(query: Tensor, key: Tensor, value: Tensor) -> bool:
 
 
 def nothing_watches() -> bool:
-    """What torch's guard does not look at: modes that see every operation."""
-    return not (_function_modes() or _dispatch_modes())
+    """What torch's guard does not look at: modes that see every operation, a trace, tangents that travel with tensors."""
+    return not (_function_modes() or _dispatch_modes() or _jit_traces() or forward_ad._current_level >= 0)
 
 
 def _guard(*tensors: Tensor) -> Check:

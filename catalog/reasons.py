@@ -21,7 +21,7 @@ REASON_CODES = {
     "autocast": "autocast is on",
     "functorch": "inside a functorch transform",
     "torch_mode": "a torch mode is active",
-    "compiling": "torch.compile or export is tracing the call",
+    "compiling": "torch is tracing the call",
     "rank": "the number of dimensions is not one that kernels take",
     "empty": "a tensor has no elements",
     "broadcast": "sizes would have to be broadcast, or do not fit",

@@ -102,6 +102,31 @@ def test_contexts_are_seen(kernel):
     assert why() == "kernel"
 
 
+def test_tangents_are_not_dropped(kernel):
+    """Where torch has no rule for them it says so."""
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(Q, torch.ones_like(Q))
+        for function in (SDPA, catalog.scaled_dot_product_attention):
+            with pytest.raises(NotImplementedError, match="forward AD"):
+                function(dual, K, V)
+        assert why() == "requires_grad"
+        flash = catalog.flash_attn_func(dual, K, V, return_lse=True)[0]
+        assert torch.autograd.forward_ad.unpack_dual(flash).tangent is not None
+        with pytest.raises(NotImplementedError, match="forward AD"):
+            catalog.plan("scaled_dot_product_attention", Q, K, V).run(dual, K, V)
+    catalog.scaled_dot_product_attention(Q, K, V)
+    assert why() == "kernel"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_trace_holds_torchs_operation(kernel):
+    traced = torch.jit.trace(lambda q: catalog.scaled_dot_product_attention(q, K, V), Q, check_trace=False)
+    assert why() == "compiling" and "scaled_dot_product_attention" in str(traced.graph)
+    torch.testing.assert_close(traced(Q * 2), SDPA(Q * 2, K, V), rtol=1e-4, atol=1e-5)
+    catalog.scaled_dot_product_attention(Q, K, V)
+    assert why() == "kernel"
+
+
 def test_the_two_families_do_not_take_each_others_frames(kernel):
     catalog.flash_attn_func(Q, K, V)
     assert why() != "kernel"
