@@ -257,7 +257,10 @@ def join_cluster(address: str) -> None:
     except (OSError, RuntimeError, ValueError) as error:
         said = re.split(r"\. (?=[A-Z])", " ".join(str(error).split()))[0].rstrip(".")
         wanted = "expected local, or a running cluster: auto or ray://HOST:PORT"
-        raise InputError("--address", f"{wanted}; {address!r}: {said}") from None
+        token = (
+            "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; one that asks for a token wants RAY_AUTH_MODE=token here too"
+        )
+        raise InputError("--address", f"{wanted}; {address!r}: {said}{token}") from None
     _SESSION["dashboard"] = str(context.dashboard_url or "")
     if address.startswith("ray://"):
         _SESSION["client"] = address.removeprefix("ray://")

@@ -70,10 +70,10 @@ def test_three_machines_join_with_commands_that_ray_takes() -> None:
     done = subprocess.run(argv, env=os.environ | {"DRY_RUN": "1", "ENV": "/env/bin"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     commands = [shlex.split(line.partition(": ")[2]) for line in done.stdout.splitlines()]
-    assert [c[:2] for c in commands] == [["/env/bin/ray", "start"]] * 3
+    assert [c[:3] for c in commands] == [["RAY_AUTH_MODE=disabled", "/env/bin/ray", "start"]] * 3
     nodes = []
     for number, command in enumerate(commands):
-        given = scripts.start.make_context("start", command[2:]).params
+        given = scripts.start.make_context("start", command[3:]).params
         cpus, gpus = given["num_cpus"] or 8, given["num_gpus"] or 0
         resources = {"CPU": cpus, "GPU": gpus} | json.loads(given["resources"])
         nodes.append({"NodeID": str(number), "Alive": True, "Resources": resources})
