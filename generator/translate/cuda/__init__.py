@@ -1,7 +1,8 @@
 """TL to CUDA C++: one program and one target in, self-contained source with a launch description out. Compiles nothing.
 
-By instruction family: copies (`mma_tiles`, `runtime/copy_*.cuh`), products (`mma_kernel`), element-wise code, masks and
-reductions (`elementwise`), stores (`epilogue`), blocks and tile ranges (`grid`). wgmma kernels have files of their own.
+By instruction family: copies (`mma_tiles`, `runtime/copy_*.cuh`), products (`mma_block`), loops (`mma_loop`, `mma_pipeline`,
+`mma_overlap`), element-wise code, masks and reductions (`elementwise`), stores (`epilogue`), blocks and tile ranges
+(`grid`). wgmma kernels have files of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from generator.tl.ir import Program
 from generator.tl.printer import program_hash
 from generator.translate.cuda import names
 from generator.translate.cuda.launch import blocks, make_launch, vector_loads
-from generator.translate.cuda.mma_kernel import MmaKernel, Shape
+from generator.translate.cuda.mma_kernel import MmaKernel
+from generator.translate.cuda.mma_order import Shape
 from generator.translate.cuda.mma_sums import ONES, with_rounded_sums
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.unaligned import entry_of, unaligned_facts, unaligned_unit

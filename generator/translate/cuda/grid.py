@@ -59,6 +59,11 @@ def live_rows(u: Unit) -> str:
 Scanned = dict[Expr, str]
 
 
+def iteration(plan: LoopPlan, k: int, n: str) -> str:
+    """C: the loop variable's value in the n-th iteration that is run, of the k-th loop, whose range is `range<k>`."""
+    return f"range{k}.at(count{k} - 1 - ({n}))" if plan.loop.reversed else f"range{k}.at({n})"
+
+
 def write_range(u: Unit, plan: LoopPlan, name: str, first: str, last: str, scanned: Scanned | None = None) -> None:
     """`Range NAME`: the iterations worth running for rows first..last of the block. scanned: extremes of these rows."""
     r = plan.range

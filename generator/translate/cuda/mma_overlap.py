@@ -1,109 +1,27 @@
 """Loops of mma.sync kernels that run products beside element-wise code. The orders of copies and barriers; no single statement.
 
-Both need what the passes call a rotated schedule: products that depend on no value of the iteration before (the first ones), and
-products that only add to such values (the second ones), element-wise code between them.
+First and second products: see `mma_order`, which says which loop runs in which order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
 
 from generator.tl.ir import Compute, Copy, Op, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
 from generator.translate.cuda.mma_kept import keeps, write_kept, write_settled, write_state
-from generator.translate.cuda.mma_pipeline import Pipeline, tile_registers
-from generator.translate.cuda.mma_tiles import Point, fetch_call, shared_copies, slot, slot_bytes
-from generator.translate.passes import LoopPlan
-from generator.translate.passes.scope import uses_of
-
-if TYPE_CHECKING:
-    from generator.translate.cuda.mma_kernel import MmaKernel
-
-Order = Literal["turns", "rotated", "program"]
-
-#: Registers of a thread that a rotated loop's tiles and operands may take: more spill, beside addresses and the rows' values.
-ROTATED_WORDS = 200
-#: A block of as many warps has two on every scheduler of a multiprocessor, which can take turns.
-TURNS_WARPS = 8
-
-
-def order_of(kernel: MmaKernel, plan: LoopPlan) -> Order:
-    """How a loop is run: by `Hint pingpong` and `Hint rotate`, else turns in a block of eight warps, rotated where it fits."""
-    hints = kernel.u.program.hints
-    in_both = _reads(plan, "first") & _reads(plan, "second") & _copied(plan)
-    if plan.schedule.kind != "rotated" or not kernel.asynchronous or in_both:
-        return "program"
-    turns = hints.get("pingpong", "on" if kernel.shape.warps == TURNS_WARPS else "off") != "off"
-    if turns and kernel.shape.warps % 2 == 0 and _bytes(kernel, dict.fromkeys(_copied(plan), 2)) <= kernel.u.target.shared_bytes:
-        return "turns"
-    rotates = hints.get("rotate", "on" if _rotation_fits(kernel, plan) else "off") != "off"
-    return "rotated" if rotates else "program"
-
-
-def _rotation_fits(kernel: MmaKernel, plan: LoopPlan) -> bool:
-    """Whether registers hold it, and as many blocks as they allow find room in a multiprocessor's shared memory."""
-    words = tile_registers(kernel, plan) + _operand_registers(kernel, plan)
-    return words <= ROTATED_WORDS and _shares_multiprocessor(kernel, plan, _one_and_two(plan))
-
-
-def slots_of(kernel: MmaKernel, plan: LoopPlan, order: Order) -> dict[str, int]:
-    """Slots of each tile that an overlapped loop copies: `Hint stages`, at least as many as the order needs."""
-    wanted = int(kernel.u.program.hints.get("stages", "2"))
-    stages = dict.fromkeys(sorted(_copied(plan)), max(2, wanted) if order == "turns" or wanted > 1 else 1)
-    if order == "rotated" and wanted > 1 and not _shares_multiprocessor(kernel, plan, stages):
-        return _one_and_two(plan)
-    return stages
-
-
-def _one_and_two(plan: LoopPlan) -> dict[str, int]:
-    """The fewest slots with which no copy has to wait for its own iteration's products."""
-    first = _reads(plan, "first")
-    return {n: 1 if n in first else 2 for n in sorted(_copied(plan))}
-
-
-def _shares_multiprocessor(kernel: MmaKernel, plan: LoopPlan, stages: dict[str, int]) -> bool:
-    """Whether as many blocks as the registers allow fit a multiprocessor's shared memory; each costs 1 KiB more."""
-    blocks = max(1, 8 // kernel.shape.warps)
-    return blocks * (_bytes(kernel, stages) + 1024) <= kernel.u.target.shared_bytes + 1024
-
-
-def _bytes(kernel: MmaKernel, stages: dict[str, int]) -> int:
-    """Shared memory of a block with these slots."""
-    sizes = {c.into: slot_bytes(kernel.u, c) for c in shared_copies(kernel.u.program.code)}
-    return sum(size * stages.get(n, 1) for n, size in sizes.items())
-
-
-def _copied(plan: LoopPlan) -> set[str]:
-    return {s.into for s in plan.loop.body if isinstance(s, Copy) and s.into_level == "shared"}
-
-
-def _reads(plan: LoopPlan, group: Literal["first", "second"]) -> set[str]:
-    return uses_of(plan.loop.body[i] for i in (plan.schedule.first if group == "first" else plan.schedule.second))
-
-
-def _operand_registers(kernel: MmaKernel, plan: LoopPlan) -> int:
-    operands = _reads(plan, "second") & set(kernel.u.operands())
-    return kernel.shape.row_blocks * sum(kernel.u.shape(n)[1] // 4 for n in operands)
-
-
-def pipeline(kernel: MmaKernel, plan: LoopPlan, k: int, found: list[Point]) -> Pipeline:
-    match order_of(kernel, plan):
-        case "turns":
-            return Turns(kernel, plan, k, found)
-        case "rotated":
-            return Rotated(kernel, plan, k, found)
-        case "program":
-            return Pipeline(kernel, plan, k, found)
+from generator.translate.cuda.mma_loop import Loop
+from generator.translate.cuda.mma_order import reads
+from generator.translate.cuda.mma_tiles import fetch_call, slot
 
 
 @dataclass
-class Overlapped(Pipeline):
+class Overlapped(Loop):
     """What both orders share. `ahead`, `behind`: slots of the tiles of the first and of the second products."""
 
     def __post_init__(self) -> None:
-        first, tiles = _reads(self.plan, "first"), self.kernel.u.tiles
+        first, tiles = reads(self.plan, "first"), self.kernel.u.tiles
         self.first = [c for c in self.copies if c.into in first]
         self.second = [c for c in self.copies if c.into not in first]
         self.ahead = min((tiles[c.into].stages for c in self.first), default=1)
@@ -126,9 +44,6 @@ class Overlapped(Pipeline):
         self.kernel.resident.clear()
         self.kernel.pending.clear()
         self.kernel.dirty = True
-
-
-# ------------------------------------------------------------------------------------------------------------ rotated
 
 
 @dataclass
@@ -213,9 +128,6 @@ class Rotated(Overlapped):
         else:
             self.run((*s.early, *s.late), setting)
             write_settled(self)
-
-
-# -------------------------------------------------------------------------------------------------------------- turns
 
 
 @dataclass

@@ -12,6 +12,8 @@ from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.unit import SharedTile, Unit, round_up
 from generator.translate.passes.scope import uses
 
+COLUMN_UNIT = 16  # columns of register tiles are padded to the width of two products
+
 
 @dataclass(frozen=True, slots=True)
 class Point:

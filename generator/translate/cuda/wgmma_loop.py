@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from generator.tl.ir import Gemm, Stmt
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
-from generator.translate.cuda.grid import has_edges, write_full
-from generator.translate.cuda.mma_pipeline import iteration
+from generator.translate.cuda.grid import has_edges, iteration, write_full
 from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.wgmma_kernel import cursor, forced, write_count
 from generator.translate.cuda.wgmma_operations import Operations

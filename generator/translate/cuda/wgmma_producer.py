@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from generator.tl.ir import Copy, For
 from generator.translate.cuda import names
 from generator.translate.cuda.epilogue import write_width
-from generator.translate.cuda.grid import live_rows, tile_coordinate, write_decode
-from generator.translate.cuda.mma_pipeline import iteration
+from generator.translate.cuda.grid import iteration, live_rows, tile_coordinate, write_decode
 from generator.translate.cuda.mma_tiles import ends_with_a_chunk
 from generator.translate.cuda.parameters import write_addresses, write_extents
 from generator.translate.cuda.tile_order import loads_of

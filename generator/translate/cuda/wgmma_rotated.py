@@ -5,8 +5,7 @@ from __future__ import annotations
 from generator.tl.ir import Compute, Expr, Gemm, Num, Op, Reshape, Stmt, Var, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.elementwise import Setting
-from generator.translate.cuda.grid import bound_of_rows, reads_rows
-from generator.translate.cuda.mma_pipeline import iteration
+from generator.translate.cuda.grid import bound_of_rows, iteration, reads_rows
 from generator.translate.cuda.registers import write_initial
 from generator.translate.cuda.wgmma_kernel import forced
 from generator.translate.cuda.wgmma_loop import COLUMN_UNIT, Loop
