@@ -25,9 +25,6 @@ class Rows(Protocol):
     def rows(self, columns: Iterable[str] | None = None, filters: Any = None, *, history: bool = False) -> pa.Table: ...
 
 
-# ----------------------------------------------------------------------------------------------------------------- best
-
-
 def best(
     catalog: Rows, spec: AttentionSpec | str, *, device_key: str | None = None, incumbent: str | None = None
 ) -> dict[str, Any] | None:
@@ -70,9 +67,6 @@ def best_of_each(catalog: Rows, filters: Any = None, columns: Iterable[str] = ()
     """The choice of every device and problem among the rows that satisfy the filters."""
     needed = list(dict.fromkeys([*choice.COLUMNS, *columns]))
     return list(choice.choose_each(catalog.rows(needed, filters)).values())
-
-
-# --------------------------------------------------------------------------------------------------------------- resume
 
 
 RESUME_COLUMNS = ("attempt_key", "attempt_no", "reason_code")
@@ -129,8 +123,6 @@ def _digests(keys: pa.ChunkedArray) -> np.ndarray[Any, Any]:
     data = bytes.fromhex("".join(keys.to_pylist()))
     return np.frombuffer(data, dtype=">u8").reshape(-1, 4).astype(np.uint64)
 
-
-# ------------------------------------------------------------------------------------------------------------------ SQL
 
 _TABLES = {"rows": False, "attempts": True}
 _COLUMNS_TOLD = "; docs/catalog.md tells the columns (tables show spec_name as model, p50_s as ms)"

@@ -159,8 +159,6 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------- the current ones
-
 _lock = threading.Lock()
 _configured: dict[str, Any] = {}
 _current: Settings | None = None
@@ -224,9 +222,6 @@ def _tidy(name: str, value: Any) -> Any:
 
 def _build(configured: Mapping[str, Any]) -> Settings:
     return replace(Settings(**from_environment(os.environ)), **configured)
-
-
-# ------------------------------------------------------------------------------------------------- around single calls
 
 
 @dataclass(frozen=True, slots=True)

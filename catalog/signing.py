@@ -62,9 +62,6 @@ class Manifest:
     rows: tuple[dict[str, Any], ...]
 
 
-# ----------------------------------------------------------------------------------------------------------------- keys
-
-
 def trusted_signers(allowed: Iterable[str]) -> tuple[Signer, ...]:
     """Public keys from lines (`ssh-ed25519 AAAA... name`) or from files of such lines. Raises SignatureError."""
     found: list[Signer] = []
@@ -129,9 +126,6 @@ def needs_cryptography() -> None:
         raise SignatureError("signers: checking signatures needs a package: pip install 'kernel-farm[sign]'") from None
 
 
-# -------------------------------------------------------------------------------------------------------------- signing
-
-
 @dataclass(frozen=True, slots=True)
 class Signed:
     """What was signed: the file, how many rows, and the line that makes others trust the signer."""
@@ -179,9 +173,6 @@ def _files(location: Location) -> list[tuple[int, str]]:
     names = [e.name for e in location.files(FOLDER)]
     numbered = [(int(n.partition("-")[0]), f"{FOLDER}/{n}") for n in names if n.partition("-")[0].isdecimal()]
     return sorted(numbered, reverse=True)
-
-
-# ------------------------------------------------------------------------------------------------------------- checking
 
 
 def manifests(location: Location, signers: Sequence[Signer], say: Callable[[str], None] = lambda why: None) -> list[Manifest]:

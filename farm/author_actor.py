@@ -180,8 +180,6 @@ class FarAuthor:
             self._read(unpack(await asyncio.wait_for(_answer(self._actor.close.remote()), CLOSE_S)))
         self._killed(self._actor)
 
-    # ------------------------------------------------------------------------------------------------------------ letters
-
     def _send(self, letter: ToAuthor) -> None:
         self._outbox.append(letter)
         self._news.set()
@@ -270,8 +268,6 @@ class FarAuthor:
             problem.ended.set_result(None)
         else:
             problem.ended.set_exception(letter.error)
-
-    # --------------------------------------------------------------------------------------------------------------- faults
 
     async def _lost(self, error: BaseException) -> None:
         """The open problems begin again with another author; after STRIKES of them in a row they end the sweep."""

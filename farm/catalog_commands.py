@@ -42,9 +42,6 @@ def columns_of(text: str | None) -> list[str] | None:
     return names
 
 
-# ------------------------------------------------------------------------------------------------------------- questions
-
-
 @catalog_app.command("list", epilog="Example: farm catalog list --where \"status = 'ok' and target = 'cpu'\" --limit 20")
 def list_rows(
     location: CatalogOption = None,
@@ -145,9 +142,6 @@ def diff(
     if regressed:
         output.warn_all([f"{len(regressed)} of {len(changes)} got slower by more than {fail_over}, or are gone"])
         raise typer.Exit(EXIT_FAILED)
-
-
-# ---------------------------------------------------------------------------------------------------------------- upkeep
 
 
 @catalog_app.command(epilog="Example: farm catalog verify --catalog ./farm-catalog")

@@ -84,8 +84,6 @@ class RayExecutor:
         self._thread = threading.Thread(target=self._run, name="farm-ray", daemon=True)
         self._thread.start()
 
-    # --------------------------------------------------------------------------------------------- called by others
-
     @property
     def capacity(self) -> int:
         return 2 * self._builders.room + (QUEUED_PER_DEVICE + 1) * max(1, len(self._slots))
@@ -155,8 +153,6 @@ class RayExecutor:
 
     def end_session(self) -> None:
         actors.stop_session()
-
-    # ------------------------------------------------------------------------------------------------ the one thread
 
     def _run(self) -> None:
         """What Ray raises here, no call of an actor being at fault, is the end of its session: the server of a client is gone."""
@@ -431,8 +427,6 @@ class RayExecutor:
             if (slot.tasks or slot.hello) and now > slot.deadline:
                 limit_s = HELLO_S if slot.hello else self._shop.prove_wall_s + GRACE_S
                 self._actor_died(slot, TimeoutError(f"no answer within {limit_s:.0f} s"))
-
-    # ------------------------------------------------------------------------------------------------------ small parts
 
     def _open(self, wish: DeviceWish) -> Slot:
         return open_slot(wish, self._shop, self._versions, HELLO_S)

@@ -43,9 +43,6 @@ class RuleAuthor:
         return reason(sketch or self.sketch(spec, target), problem(spec, target))
 
 
-# ------------------------------------------------------------------------------------------------------- the sketch
-
-
 @dataclass(frozen=True, slots=True)
 class _Variant:
     """The spec's rules as expressions of one program."""
@@ -206,8 +203,6 @@ def _in_log2(score: Expr) -> Expr:
 def _text(e: Expr) -> str:
     return print_expression(e)
 
-
-# ------------------------------------------------------------------------------------------------------ the problem
 
 #: Tile sizes that a tuner may choose from, by the widest head size they are for: rows of queries, rows of keys, the most
 #: promising first. `generator.tuning` leaves out what does not fit.

@@ -105,8 +105,6 @@ class _Statement:
             return ""
         return f"{place} = rounded<{TYPES[dtype]}>({value});" if dtype in ("f16", "bf16") else f"{place} = {value};"
 
-    # ------------------------------------------------------------------------------------------------ hoisting
-
     def hoist(self, e: Expr, kind: Kind) -> str:
         """The name of a value computed once (rank 0) or once a row, as a float or a whole number."""
         key = (e, kind)
@@ -123,8 +121,6 @@ class _Statement:
 
     def kind(self, e: Expr) -> Kind:
         return self.scope.typing(e).kind
-
-    # ---------------------------------------------------------------------------------------- values of a row
 
     def row(self, e: Expr, kind: Kind = Kind.FLOAT) -> str:
         """C inside a FOR_ROWS loop."""
@@ -168,8 +164,6 @@ class _Statement:
                 return f"({part(a, Kind.FLOAT)} * {self.hoist(Op('/', (Num(1.0), b)), Kind.FLOAT)})"
             case Op(fn, args):
                 return self.code.scalars.functions.call(fn, [part(a, Kind.FLOAT) for a in args])
-
-    # ------------------------------------------------------------------------------------- values of an element
 
     def element(self, e: Expr, kind: Kind = Kind.FLOAT) -> str:
         """C inside a FOR_TILE loop."""
@@ -255,8 +249,6 @@ class _Statement:
                 return self.memo[e]
         return None
 
-    # ------------------------------------------------------------------------------------------------ reductions
-
     def reduce(self, e: Op) -> str:
         """rowmax or rowsum: two chains over a thread's elements, started by the first ones, then the lane quad."""
         if e not in self.memo:
@@ -278,8 +270,6 @@ class _Statement:
             ]
             self.memo[e] = f"{x}[t][r]"
         return self.memo[e]
-
-    # ----------------------------------------------------------------------------------------------------- tests
 
     def condition(self, test: Expr, part: Part) -> str:
         """C of a test. Tests of the column against the row's limits become one compare against a compile-time column."""

@@ -112,9 +112,6 @@ def analyze(program: Program) -> Analysis:
     return Analysis(program, scope, plans, shared_storage(program, scope), _live_rows(program, scope))
 
 
-# ------------------------------------------------------------------------------------------------------------- one loop
-
-
 def _masks(loop: For, scope: Scope) -> list[Mask]:
     """Tests of the loop's own statements that hold its variable; that they may be skipped is still to be proved."""
     out: dict[Expr, Mask] = {}
@@ -195,9 +192,6 @@ def _live_rows(program: Program, scope: Scope) -> Expr | None:
     if not kept or any(isinstance(x, Var) and x.name not in grid | set(program.arguments) for e in kept for x in walk(e)):
         return None
     return extremum("max", tuple(kept))
-
-
-# ---------------------------------------------------------------------------------------------------------- printing
 
 
 def _plain_loop(p: LoopPlan) -> dict[str, Any]:
