@@ -270,6 +270,16 @@ def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:
         assert check_outputs(outputs, trial.expected) is None
 
 
+@pytest.mark.parametrize("values", ["large", "negative", "dominant", "equal", "ramp"])
+def test_hostile_values_without_maxima_are_judged_right(values: str, tmp_path: Path) -> None:
+    """Weights that are looked at instead of scores, and row sums of rounded weights: LSE too stays within the verifier's limits."""
+    of = spec("bf16", 60, 150, masks=CAUSAL)
+    trial = make_trial(Case(values, of, values=values, seed=1))  # type: ignore[arg-type]
+    call = {n: trial.values[n.lower()].float().numpy() for n in "QKV"}
+    out, lse = run(kernel(of, "sm_80", {"BM": 32, "BN": 16}), of, call, tmp_path)
+    assert check_outputs(Outputs(torch.from_numpy(out).bfloat16(), torch.from_numpy(lse), {}), trial.expected) is None
+
+
 def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> None:
     """An output row of 34 bytes more than a multiple of 16; nothing beside it is touched."""
     s = spec("bf16", 20, 20)
