@@ -272,7 +272,7 @@ def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("values", ["large", "negative", "dominant", "equal", "ramp"])
 def test_hostile_values_without_maxima_are_judged_right(values: str, tmp_path: Path) -> None:
-    """Weights that are looked at instead of scores, and row sums of rounded weights: LSE too stays within the verifier's limits."""
+    """Weights looked at instead of scores, row sums of rounded weights: LSE too stays within the verifier's limits."""
     of = spec("bf16", 60, 150, masks=CAUSAL)
     trial = make_trial(Case(values, of, values=values, seed=1))  # type: ignore[arg-type]
     call = {n: trial.values[n.lower()].float().numpy() for n in "QKV"}
