@@ -164,6 +164,16 @@ def test_damage_is_told_and_can_be_set_aside(farm, held):
     assert len(json.loads(farm("list", "--json")[1])) == 1
 
 
+def test_a_stranger_among_the_records_of_runs_is_one_finding_of_many(farm, held):
+    lost = held.location.local / "artifacts" / sha("log_hash text")[:2]
+    next(lost.rglob(sha("log_hash text"))).write_text("other bytes")
+    (held.location.local / "runs").mkdir(exist_ok=True)
+    (held.location.local / "runs" / "stranger.json").write_bytes(bytes(range(256)))
+    code, out, _ = farm("verify")
+    assert code == 1 and "stranger.json: damaged" in out and "(the sums of no run were checked)" in out
+    assert sha("log_hash text") in out, "what else is wrong is told, too"
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [
