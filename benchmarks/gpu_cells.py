@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import gpu_cases as cases
-from gpu_cases import Rule, spec
+from gpu_cases import spec
 
-from generator.spec import AttentionSpec
+from generator.spec import AttentionSpec, Rule
 
 SHORT, LONG = 2048, 8192  # lengths of the search: cells take the winner of the nearer one
 VARIANTS: dict[str, tuple[tuple[Rule, ...], tuple[Rule, ...]]] = {

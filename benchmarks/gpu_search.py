@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import TypeVar
 
 import gpu_cases as cases
 from gpu_cases import Build
@@ -31,6 +32,7 @@ from generator.tuning import TUNED_HINTS, ordered_choices
 from verifier.records import Binary
 
 Built = tuple[str, Translated, Binary]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ def with_hints(b: Build, count: int) -> list[Build]:
     return [replace(b, hints=(*b.hints, hint)) for hint in TUNED_HINTS.get(b.target, ())[:count]]
 
 
-def _in_parallel(work: Callable[[Build], object], builds: Iterable[Build]) -> list[object]:
+def _in_parallel(work: Callable[[Build], T], builds: Iterable[Build]) -> list[T]:
     with ProcessPoolExecutor(max(2, (os.cpu_count() or 4) - 2), mp_context=mp.get_context("fork")) as pool:
         return list(pool.map(work, builds))
 

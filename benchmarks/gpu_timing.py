@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import gpu_cases as cases
-from gpu_cases import Rule
 
-from generator.spec import AttentionSpec
+from generator.spec import AttentionSpec, Rule
 
 
 def streamed(work: Callable[[Any], Any], items: Sequence[Any], limit_s: float, deadline: float) -> Iterator[tuple[Any, Any]]:

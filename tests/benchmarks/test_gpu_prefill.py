@@ -65,7 +65,9 @@ class Machine:
     """Stands in for compiler and card: kernels have texts, searches have an answer, and both are counted."""
 
     def __init__(self, bench: dict[str, ModuleType], patch: pytest.MonkeyPatch) -> None:
-        self.search, self.texts, self.compiled, self.searched = bench["gpu_search"], {}, [], 0
+        self.search, self.searched = bench["gpu_search"], 0
+        self.texts: dict[str, str] = {}
+        self.compiled: list[Any] = []
         patch.setattr(self.search, "texts_of", lambda builds: {b: self.text(b) for b in builds})
         patch.setattr(self.search, "compile_every", self.compile)
         patch.setattr(self.search, "search", self.halve)
