@@ -23,6 +23,8 @@ BARS = {
     "sm_90a": (1.0, 1.15), "sm_80": (0.95, 1.05), "sm_75": (1.3, 1.3),
     "variants sm_90a": (1.8, 1.8), "variants sm_80": (1.2, 1.2),
 }  # fmt: skip
+#: Variants that are timed on a row's line, and have no bar there.
+WITHOUT_BAR = {"variants sm_90a": ("document", "prefix")}
 RIVALS = {"sm_90a": "cudnn", "sm_80": "flash", "sm_75": "efficient"}
 Job = tuple[tuple[str, AttentionSpec], bool]  # a kind of call, and whether it is long
 
@@ -48,6 +50,10 @@ class Cell:
         dims = f"d{s.head_dim}" + (f"/{s.head_dim_v}" if s.head_dim != s.head_dim_v else "")
         heads = f"{s.num_heads}/{s.num_kv_heads}"
         return f"{self.row} {s.dtype} {dims} {'+'.join(rules) or 'full'} {s.batch}x{heads}x{s.seqlen_q}"
+
+    @property
+    def has_bar(self) -> bool:
+        return not any(rule.name in WITHOUT_BAR.get(self.row, ()) for rule in self.spec.masks)
 
     @property
     def job(self) -> Job:

@@ -62,7 +62,13 @@ def quantiles(ms: Sequence[float]) -> dict[str, float]:
 def merged(cell: Cell, runs: Sequence[Any]) -> dict[str, Any]:
     """One cell over processes: times of each, the ratio of the median process, errors as they were."""
     s, good = cell.spec, [r for r in runs if isinstance(r, dict)]
-    out: dict[str, Any] = {"cell": cell.name, "row": cell.row, "rival": cell.rival, "processes": len(good)}
+    out: dict[str, Any] = {
+        "cell": cell.name,
+        "row": cell.row,
+        "rival": cell.rival,
+        "has_bar": cell.has_bar,
+        "processes": len(good),
+    }
     out["errors"] = [r for r in runs if isinstance(r, str)]
     if not good:
         return out
@@ -99,7 +105,8 @@ def table(found: Sequence[dict[str, Any]]) -> list[str]:
         lines.append(f"{c['cell']:48s} ours {c['ours']['tflops']:6.1f}  {'  '.join(beside) or c['unsupported']}  {tiles}{wrong}")
     for row in dict.fromkeys(c["row"] for c in found):
         of_row = [c for c in found if c["row"] == row]
-        lines.append(_verdict(row, BARS[row], [(c["ratio"], c["cell"]) for c in of_row if "ratio" in c], len(of_row)))
+        barred = [c for c in of_row if c["has_bar"]]
+        lines.append(_verdict(row, BARS[row], [(c["ratio"], c["cell"]) for c in barred if "ratio" in c], len(barred)))
         for n in dict.fromkeys(n for c in of_row for n in c.get("beside", {})):
             others = [(c["beside"][n]["ratio"], c["cell"]) for c in of_row if n in c.get("beside", {})]
             lines.append(_verdict(f"{row}, {n}", BARS[row], others, len(of_row)))

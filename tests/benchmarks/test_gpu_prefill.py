@@ -40,6 +40,18 @@ def test_the_table_has_every_cell_once_and_cells_of_one_job_share_its_search(ben
     assert {c.job for c in cells} == set(jobs) and len(jobs) == 66
 
 
+def test_a_rows_verdict_is_on_the_cells_that_have_a_bar(bench: dict[str, ModuleType]) -> None:
+    own = [c for c in bench["gpu_cells"].cells(["variants"]) if c.row == "variants sm_90a"]
+    assert sorted(c.spec.masks[0].name for c in own if not c.has_bar) == ["document", "prefix"]
+    times = {"ours": [1.0], "flex": [1.5]}
+    found = []
+    for cell in own:
+        ms = times | ({"flex": [1.9]} if cell.has_bar else {})
+        run = {"kernel": "x_BM128", "rms": 0.0, "unsupported": [], "ms": ms}
+        found.append(bench["gpu_prefill"].merged(cell, [run]))
+    assert "variants sm_90a: met; worst 1.900" in bench["gpu_prefill"].table(found)[-1]
+
+
 @pytest.mark.parametrize("done", [50, 100, 150])
 def test_whatever_part_of_the_cells_time_allows_has_some_of_every_group(bench: dict[str, ModuleType], done: int) -> None:
     cells = bench["gpu_cells"].cells(ROWS)
