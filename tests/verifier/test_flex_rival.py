@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from generator.spec import AttentionSpec
 from verifier import confine, figures, nursery, sandbox
@@ -89,7 +90,7 @@ def test_without_fences_a_child_keeps_what_it_compiles_to_itself(monkeypatch: py
 
     seen: list[str] = []
     monkeypatch.setattr(confine, "can_keep_files_away", lambda: False)
-    monkeypatch.setattr(timing_child.torch, "set_num_threads", lambda n: seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
+    monkeypatch.setattr(torch, "set_num_threads", lambda n: seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"]))
     for name in ("bound_to_parent", "limit", "no_network"):
         monkeypatch.setattr(confine, name, lambda *a: True)
     for name, value in compiler_environment().items():
@@ -101,7 +102,7 @@ def test_without_fences_a_child_keeps_what_it_compiles_to_itself(monkeypatch: py
     def end(*_: object) -> None:
         raise Ended
 
-    monkeypatch.setattr(timing_child.torch, "set_grad_enabled", end)
+    monkeypatch.setattr(torch, "set_grad_enabled", end)
     facts = {"parent": 0, "cpu_s": 1, "memory_bytes": 1, "num_threads": 1}
 
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
