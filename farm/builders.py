@@ -39,6 +39,15 @@ class Builders:
         return sum(self.rooms.values())
 
     @property
+    def num_open(self) -> int:
+        return self._open.total()
+
+    @property
+    def any_starting(self) -> bool:
+        """Whether one has still to build its first job."""
+        return bool(self._starting)
+
+    @property
     def any_free(self) -> bool:
         return bool(self._free)
 

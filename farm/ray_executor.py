@@ -34,6 +34,7 @@ FEW = 6  # calls, of which at most one has ended as a rule: the next round finds
 STRIKES = 3  # deaths in a row without a finished job, after which a device is out of service
 HELLO_S = 300.0  # for a device to start and pass its self-test
 GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
+SHORT_S = 0.5  # that devices are short of work, after which another builder is opened
 WATCH_S = 3.0  # between looks at a cluster's nodes
 PATIENCE_S = 300.0  # that jobs of a kind wait for a device when a cluster has lost its last one
 KEPT_BINARIES = 1024  # references to binaries that may be asked for again, by a later rung of their search
@@ -77,7 +78,7 @@ class RayExecutor:
         self._nodes: list[dict[str, Any]] = []
         self._slots = [self._open(wish) for wish in wishes]
         self._closed, self._looked, self._broken = False, 0.0, ""
-        self._home, self._builders_seen = actors.own_node(), time.monotonic()
+        self._home, self._builders_seen, self._enough_at = actors.own_node(), time.monotonic(), time.monotonic()
         self._watch = actors.watch_head(shop, self._head_lost)
         self._started = time.monotonic()
         self._look_at_nodes()
@@ -218,7 +219,7 @@ class RayExecutor:
         for slot in self._slots:
             if slot.device is not None and not slot.out_of_service:
                 serving.update((target, slot.device.key) for target in slot.device.targets)
-        while len(self._building) < self._most_builders and self._may_build(serving):
+        while len(self._building) < self._most_builders and self._may_build():
             with self._lock:
                 job = self._queues.next_job(serving, STOCK_PER_DEVICE)
             if job is None:
@@ -228,17 +229,21 @@ class RayExecutor:
         for kind in [kind for kind, waiting in self._queues.ready.items() if waiting]:
             self._place_all(kind)
 
-    def _may_build(self, serving: Mapping[Kind, int]) -> bool:
-        """As many builders may be starting at a time as devices are short of work, and at least one, so that none is opened that
-        would have nothing to do; any number for what is only built.
+    def _may_build(self) -> bool:
+        """As many builders may be starting at a time as devices have been short of work for a while, so that none is opened that
+        would have nothing to do; one where there is none, and any number for what is only built.
         """
         if self._builders.any_free:
             return True
         with self._lock:
             to_build = [kind for kind, (jobs, _) in self._queues.waiting().items() if jobs]
         short = sum(s.ready and len(s.tasks) < QUEUED_PER_DEVICE for s in self._slots)
-        only_built = any(kind not in serving for kind in to_build)
-        return bool(to_build) and self._builders.may_open(self._builders.room if only_built else max(1, short))
+        if not short or self._builders.any_starting:
+            self._enough_at = time.monotonic()
+        if any(key is None for _, key in to_build):
+            return self._builders.may_open(self._builders.room)
+        lasting = short if time.monotonic() - self._enough_at > SHORT_S else 0
+        return bool(to_build) and self._builders.may_open(lasting or int(not self._builders.num_open))
 
     def _build(self, job: Job) -> None:
         """On this machine the binary's file is enough; in a cluster its bytes go along."""

@@ -80,13 +80,13 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
         node.kill_all_processes(check_alive=False, allow_graceful=False)
 
 
-def actors() -> list[str]:
+def actors() -> set[str]:
     """Those of this test's cluster that live."""
-    found = []
+    found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if (told := " ".join(process.cmdline())).startswith(ACTORS):
-                found.append(f"{process.pid}: {told}")
+                found.add(f"{process.pid}: {told}")
     return found
 
 
@@ -96,6 +96,7 @@ def test_a_head_that_dies_ends_the_sweep_and_the_next_start_goes_on(
 ) -> None:
     (tmp_path / "plan.yaml").write_text(PLAN % ", ".join(str(n) for n in range(5, 5 + PROBLEMS)))
     told = ["sweep", str(tmp_path / "plan.yaml"), "--stages", "farm.standin", "--json", "--catalog", str(tmp_path / "c")]
+    before = actors()  # of an earlier test's cluster, on their way out
     running = subprocess.Popen(
         [sys.executable, "-m", "farm", *told, "--address", cluster.address],
         env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -104,7 +105,7 @@ def test_a_head_that_dies_ends_the_sweep_and_the_next_start_goes_on(
     while len(standin.counts(tmp_path / "cache")["done"]) < 5:
         assert time.monotonic() < until and running.poll() is None, running.communicate()
         time.sleep(0.02)
-    assert len(actors()) == 3
+    assert len(actors() - before) == 3
     cluster.head_node.kill_gcs_server(check_alive=False)
     lost = time.monotonic()
     out, err = running.communicate(timeout=60)
@@ -116,15 +117,15 @@ def test_a_head_that_dies_ends_the_sweep_and_the_next_start_goes_on(
     summary = json.loads(out)
     assert summary["stop_reason"].startswith("Ray's head at ") and summary["by_reason"]["not_run"] >= 1
     assert summary["planned"] == sum(summary["by_reason"].values())
-    gone()
+    gone(before)
     monkeypatch.setattr(standin, "_act", lambda *_: None)  # without its pauses
     resumed(told, tmp_path)
 
 
-def gone() -> None:
+def gone(before: set[str]) -> None:
     """Ten seconds after its driver; twice as long where other tests have the machine."""
     until = time.monotonic() + 20
-    while (left := actors()) and time.monotonic() < until:
+    while (left := actors() - before) and time.monotonic() < until:
         time.sleep(0.1)
     assert not left, "processes outlive the sweep"
 

@@ -122,6 +122,13 @@ def test_a_device_that_others_keep_busy_is_waited_for_and_loses_no_job(executor:
     assert standin.counts(tmp_path)["prove"][job(1).key] == 4 and standin.counts(tmp_path)["build"][job(1).key] == 1
 
 
+def test_a_builder_that_would_have_nothing_to_do_is_not_opened(executor: RayExecutor) -> None:
+    rows([executor.submit(job(i, "prove=0.1")) for i in range(8)])
+    assert executor._builders.num_open == 1
+    rows([executor.submit(job(i, "build=0.8")) for i in range(8, 14)])
+    assert executor._builders.num_open == 2
+
+
 def test_memory_that_runs_out_is_no_crash_of_a_kernel_and_fewer_build_at_a_time(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
