@@ -26,6 +26,7 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
+import psutil
 import ray
 
 from farm.console import InputError
@@ -219,6 +220,8 @@ class Device:
         return row
 
 
+KNOCK_S = 10.0  # for a cluster's head to take a connection
+
 #: What is known of the session that this process is in.
 _SESSION: dict[str, str] = {}
 _QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
@@ -246,10 +249,11 @@ def join_cluster(address: str) -> None:
     if address.startswith("ray://") and find_spec("grpc") is None:
         raise InputError("--address", f"{address!r} needs Ray's client, not installed here: pip install 'kernel-farm[client]'")
     try:
-        if address.startswith("ray://"):
-            _look_up(address)
-        if ray.is_initialized():
+        if ray.is_initialized() and not address.startswith("ray://"):
             _check_joined(address)
+            return
+        _knock(address)
+        if ray.is_initialized():
             return
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Ray Client connection timed out", UserWarning)  # the error says so too
@@ -269,19 +273,34 @@ def join_cluster(address: str) -> None:
 def _check_joined(address: str) -> None:
     """Raises ValueError in a process that has joined another cluster than the one at the address."""
     here = ray.get_runtime_context().gcs_address
-    if not address.startswith("ray://") and address not in ("auto", here):
+    if address not in ("auto", here):
         raise ValueError(f"this process is connected to {here}")
 
 
-def _look_up(address: str) -> None:
-    """Raises ValueError or OSError for an address that names no host: Ray would wait half a minute for it."""
-    parts = urlsplit(address)
+def _knock(address: str) -> None:
+    """Raises ValueError or OSError where nobody listens: Ray would wait for half a minute or longer, and say it in many lines."""
+    if address == "auto":
+        address = os.environ.get("RAY_ADDRESS") or _last_head()
+    parts = urlsplit(address if "://" in address else f"//{address}")
     if not parts.hostname or parts.port is None:
-        raise ValueError("names no host and port, such as ray://head:10001")
+        if parts.scheme == "ray":
+            raise ValueError("names no host and port, such as ray://head:10001")
+        return  # Ray has its own words for it
     try:
-        socket.getaddrinfo(parts.hostname, parts.port)
-    except OSError as error:
+        socket.create_connection((parts.hostname, parts.port), KNOCK_S).close()
+    except socket.gaierror as error:
         raise OSError(f"{parts.hostname}: no such host ({error.strerror})") from None
+    except OSError as error:
+        raise OSError(f"nobody listens at {parts.hostname}:{parts.port} ({error.strerror or error})") from None
+
+
+def _last_head() -> str:
+    """Where the head that was started last on this machine listened; "" if there is none, or one runs: Ray finds it itself."""
+    if any(p.info["name"] == "gcs_server" for p in psutil.process_iter(["name"])):
+        return ""
+    with contextlib.suppress(OSError):
+        return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text("utf-8").strip()
+    return ""
 
 
 def stop_session() -> None:

@@ -35,6 +35,20 @@ def test_without_rays_client_a_sweep_says_what_to_install(monkeypatch: pytest.Mo
         actors.join_cluster("ray://127.0.0.1:10001")
 
 
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "127.0.0.1:1", "auto"])
+def test_where_nobody_listens_is_said_at_once(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")  # what a head that died leaves behind
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setattr(actors.ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(actors.ray, "init", lambda **given: pytest.fail("Ray, which waits"))
+    monkeypatch.setattr(actors.psutil, "process_iter", lambda names: iter(()))
+    with pytest.raises(
+        InputError, match=rf"--address: expected local, .*'{address}': nobody listens at 127.0.0.1:1 \(Connection"
+    ):
+        actors.join_cluster(address)
+
+
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A head with Ray's client server, an A100 node, and an H200 node that imports an edited copy of the packages: stand-ins."""
