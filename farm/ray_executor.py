@@ -234,11 +234,12 @@ class RayExecutor:
         would have nothing to do; one where there is none, and any number for what is only built.
         """
         if self._builders.any_free:
+            self._enough_at = time.monotonic()
             return True
         with self._lock:
             to_build = [kind for kind, (jobs, _) in self._queues.waiting().items() if jobs]
         short = sum(s.ready and len(s.tasks) < QUEUED_PER_DEVICE for s in self._slots)
-        if not short or self._builders.any_starting:
+        if not short or not to_build or self._builders.any_starting:
             self._enough_at = time.monotonic()
         if any(key is None for _, key in to_build):
             return self._builders.may_open(self._builders.room)
