@@ -29,7 +29,7 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import psutil
 import ray
 
-from farm.console import InputError
+from farm.console import InputError, library_is_broken
 from farm.devices import LocalDevice
 from farm.executors import stages_of, trouble_of
 from farm.head import HeadWatch
@@ -328,6 +328,7 @@ def abandon() -> None:
     """The head is lost: nothing is asked of Ray any more, which would wait for it, and at last end this process."""
     _SESSION["lost"] = "yes"
     atexit.unregister(ray.shutdown)
+    library_is_broken()
 
 
 def kill(actor: Any) -> None:

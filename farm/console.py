@@ -109,20 +109,28 @@ def guard(app: Callable[..., Any]) -> int:
 
 #: The exit code, from the moment that `leave` is called.
 _leaving: list[int] = []
+#: Set where a library that this process used cannot be taken apart any more.
+_broken = threading.Event()
 
 
 def leave(code: int) -> NoReturn:
-    """End the process. Where a stopped sweep left a job's thread inside a library, at once, as soon as all that was registered
-    with atexit has run: Python cannot end such a thread, and the library would abort the process when Python takes itself apart
-    around it.
+    """End the process. Where a stopped sweep left a job's thread inside a library, or one is broken, at once, as soon as all that
+    was registered with atexit has run: Python cannot end such a thread, and the library would abort the process when Python takes
+    itself apart around it.
     """
     _leaving.append(code)
     sys.exit(code)
 
 
+def library_is_broken() -> None:
+    """Say that a library would wait, or end this process by a signal, while Python takes itself apart: `leave` goes before."""
+    _broken.set()
+
+
 def _end_at_once() -> None:
     """Runs after all else at exit, since it was registered before all else: what is registered last runs first."""
-    if not _leaving or not any(thread.daemon and thread.name.startswith("farm-") for thread in threading.enumerate()):
+    inside = any(thread.daemon and thread.name.startswith("farm-") for thread in threading.enumerate())
+    if not _leaving or not (inside or _broken.is_set()):
         return
     logging.shutdown()  # registered when logging was imported, which is still earlier
     for stream in filter(None, (sys.stdout, sys.stderr)):

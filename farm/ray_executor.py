@@ -304,7 +304,7 @@ class RayExecutor:
         for i, (ref, ready) in enumerate(tuple(slot.tasks.items())):
             with self._lock:
                 future = self._futures.get(ready.job.key)
-            if i == 0 and future is not None and not future.running():
+            if i == 0 and future is not None and not (future.running() or future.done()):  # done: it was taken back before
                 future.set_running_or_notify_cancel()
             elif i > 0 and future is not None and future.cancelled():
                 ray.cancel(ref)

@@ -176,3 +176,19 @@ def test_a_thread_that_a_stopped_sweep_left_at_work_does_not_break_the_end() -> 
     path = {"PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=os.environ | path)
     assert (done.returncode, done.stdout) == (130, "stopped, cleaned up\n"), done.stderr
+
+
+def test_a_library_that_is_broken_does_not_break_the_end() -> None:
+    """A library's thread or destructor that ends the process by a signal is never reached."""
+    code = """if True:
+        from farm.console import leave, library_is_broken
+        import os, signal
+        class Destructor:
+            def __del__(self, kill=os.kill, me=os.getpid(), signal=signal.SIGKILL): kill(me, signal)
+        held = Destructor()
+        library_is_broken()
+        leave(3)
+    """
+    path = {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, env=os.environ | path)
+    assert done.returncode == 3, done.stderr

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pickle
 import re
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -168,3 +170,13 @@ def test_every_wait_for_ray_ends() -> None:
         for call in re.findall(r"ray\.(?:get|wait)\([^\n]*", text):
             assert "timeout" in call, f"{file.name}: {call}"
         assert not re.search(r"max_restarts=(?!0)|max_task_retries=(?!0)", text), file.name
+
+
+def test_a_job_taken_back_while_its_device_begins_it_is_looked_at_again_and_again() -> None:
+    future: Future[Row] = Future()
+    future.cancel()
+    executor = SimpleNamespace(_lock=threading.Lock(), _futures={"key": future})
+    slot = SimpleNamespace(tasks={"a call": SimpleNamespace(job=SimpleNamespace(key="key"))})
+    for _ in range(3):
+        RayExecutor._head_runs(executor, slot)  # type: ignore[arg-type]
+    assert future.cancelled()
