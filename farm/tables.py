@@ -23,7 +23,8 @@ def print_summary(summary: Summary) -> None:
     counts = summary.counts
     reasons = ", ".join(f"{n} {reason}" for reason, n in counts.by_reason.most_common()) or "nothing new"
     before = f"; {counts.known} had ended before" if counts.known else ""
-    print(f"\n{counts.planned} attempts in {summary.wall_s:.0f} s: {reasons}{before}.")
+    attempts = "1 attempt" if counts.planned == 1 else f"{counts.planned} attempts"
+    print(f"\n{attempts} in {summary.wall_s:.0f} s: {reasons}{before}.")
     if summary.author:
         print(f"{summary.author}.")
     if summary.stop_reason:
