@@ -41,7 +41,7 @@ CUDA_TRAPS: tuple[CudaTrap, ...] = (
     CudaTrap("partial", "unwritten_output", "written", (("FAULT_FIRST", f"if ({_LAST_BLOCK}) return;"),)),
     CudaTrap(
         "mutates_inputs", "mutates_inputs", "inputs",
-        (("FAULT_LAST", f"if ({_FIRST_THREAD}) ((T*)k)[0] = ((T*)k)[0] ^ (T)1;"),), quick=True,
+        (("FAULT_LAST", f"if ({_FIRST_THREAD}) ((T*)k)[0] = (T)(((T*)k)[0] + 1);"),), quick=True,
     ),
     CudaTrap(
         "racy", "nondeterministic", "two runs",
