@@ -63,14 +63,20 @@ def test_kuberays_ray_is_the_one_that_is_pinned() -> None:
     assert KUBERAY["spec"]["rayVersion"] == pinned.partition("==")[2].strip()
 
 
-def test_three_machines_join_with_commands_that_ray_takes() -> None:
+THREE_MACHINES = ["sh", str(ROOT / "examples/clusters/three_machines.sh")]
+
+
+@pytest.mark.parametrize(("said", "mode"), [({}, "disabled"), ({"RAY_AUTH_MODE": "token"}, "token")], ids=["default", "token"])
+def test_three_machines_join_with_commands_that_ray_takes(said: dict[str, str], mode: str) -> None:
     """Every `ray start` of the script is parsed by Ray's own command line; the farm finds a device for every class."""
     scripts = pytest.importorskip("ray.scripts.scripts")
-    argv = ["sh", str(ROOT / "examples/clusters/three_machines.sh"), "up"]
-    done = subprocess.run(argv, env=os.environ | {"DRY_RUN": "1", "ENV": "/env/bin"}, capture_output=True, text=True)
+    # A process that started Ray has a mode of its own in its environment.
+    shell = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    argv = [*THREE_MACHINES, "up"]
+    done = subprocess.run(argv, env=shell | said | {"DRY_RUN": "1", "ENV": "/env/bin"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     commands = [shlex.split(line.partition(": ")[2]) for line in done.stdout.splitlines()]
-    assert [c[:3] for c in commands] == [["RAY_AUTH_MODE=disabled", "/env/bin/ray", "start"]] * 3
+    assert [c[:3] for c in commands] == [[f"RAY_AUTH_MODE={mode}", "/env/bin/ray", "start"]] * 3
     nodes = []
     for number, command in enumerate(commands):
         given = scripts.start.make_context("start", command[3:]).params
@@ -80,7 +86,10 @@ def test_three_machines_join_with_commands_that_ray_takes() -> None:
         assert given["head"] == (number == 0) and (number == 0 or given["address"] == "head.example.com:6379")
     assert not unmet_targets(("sm_75", "sm_80"), nodes)
     assert [w.expected_class for w in node_wishes(("sm_75", "sm_80"), nodes)] == ["a100", "a100", "rtx8000"]
-    usage = subprocess.run(argv[:2], capture_output=True, text=True)
+
+
+def test_three_machines_without_a_word_explain_themselves() -> None:
+    usage = subprocess.run(THREE_MACHINES, capture_output=True, text=True)
     assert usage.returncode == 2 and "up | down" in usage.stderr
 
 
