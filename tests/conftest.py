@@ -7,13 +7,10 @@ import sys
 
 # The interpreter multiplies small tiles: on a busy machine BLAS's own threads make that up to fifty times slower.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# What its user's shell says of catalogs, modes and clusters is not for tests: each says itself what it needs. A process that has started
-# Ray says more to every later test of its worker (RAY_AUTH_MODE), so those that read it name it.
-for name in [
-    n
-    for n in os.environ
-    if n.startswith(("FARM_", "RAY_")) and n not in ("FARM_CACHE", "FARM_CUDA_CACHE", "FARM_CXX", "FARM_TEST_CACHE")
-]:
+# What the user's shell says of catalogs, modes and clusters is not for tests: each says itself what it needs. A process that has
+# started Ray says more to every later test of its worker (RAY_AUTH_MODE), so those that read it name it.
+MACHINE = ("FARM_CACHE", "FARM_CUDA_CACHE", "FARM_CXX", "FARM_TEST_CACHE")  # where things lie here, which any test may use
+for name in [name for name in os.environ if name.startswith(("FARM_", "RAY_")) and name not in MACHINE]:
     del os.environ[name]
 # A shell without job control (a script's `make test &`, nohup) starts its background with interrupts ignored, and every program
 # that is started from there would ignore those that tests send it.
