@@ -83,9 +83,9 @@ def cpu_by_kind() -> Counter[str]:
 
 def overhead(num_devices: int, attempts: int, candidate_s: float) -> dict[str, Any]:
     """One sweep of pauses on so many devices of one machine, each with a worker of its own."""
-    from farm.actors import start_session
     from farm.nodes import DeviceWish
     from farm.ray_executor import RayExecutor
+    from farm.session import start_session
 
     with tempfile.TemporaryDirectory() as folder:
         shop, builders = Shop(f"{folder}/catalog", folder, stages="farm.standin"), max(2, num_devices // 4)
@@ -99,8 +99,8 @@ def nodes(num_nodes: int, attempts: int, candidate_s: float, far_author: bool) -
     """The same on a cluster: a head with builders, and so many nodes with a stand-in A100 each; the author an actor, too."""
     from ray.cluster_utils import Cluster
 
-    from farm.actors import LEAN, start_session
     from farm.ray_executor import RayExecutor
+    from farm.session import LEAN, start_session
 
     os.environ.update(LEAN)  # as a session of the farm's own has it, and without a dashboard; a cluster may be started so, too
     builders = max(2, num_nodes // 4)

@@ -12,7 +12,7 @@ import typer
 from farm.console import EXIT_FAILED, EXIT_STOPPED, CatalogOption, InputError, JsonOption
 
 if TYPE_CHECKING:
-    from farm.ablation import Tally, Way
+    from farm.ablation import Way, WayTally
     from farm.plan import Plan
 
 
@@ -35,7 +35,7 @@ def ablate(
     as_json: JsonOption = False,
 ) -> None:
     """pass@1, pass@k, faults, tokens and time of {two-stage, one-pass, vanilla} x {our translator, the model's own}."""
-    from farm.ablation import Tally, ablation_of
+    from farm.ablation import WayTally, ablation_of
     from farm.config import load_config
     from farm.on_ray import Options
     from farm.sweep import run_sweep
@@ -46,7 +46,7 @@ def ablate(
     if executor not in ("ray", "local"):
         raise InputError("--executor", f"expected ray or local, found {executor!r}")
     chosen = _plan(plan, targets, budget, model, base_url, replay, samples, repairs)
-    tallies = tuple(Tally(way) for way in _ways(ways))
+    tallies = tuple(WayTally(way) for way in _ways(ways))
     config = load_config()
     options = Options(chosen.catalog or config.catalog if catalog is None else catalog, executor, quiet=quiet)
     summary = run_sweep(chosen, options, config, ablation_of(tallies))
@@ -91,7 +91,7 @@ def _ways(text: str | None) -> tuple[Way, ...]:
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
-def _told(plan: Plan, tallies: tuple[Tally, ...], k: int, stop_reason: str) -> dict[str, Any]:
+def _told(plan: Plan, tallies: tuple[WayTally, ...], k: int, stop_reason: str) -> dict[str, Any]:
     options = dict(plan.author_options)
     return {
         "model": options["model"],
@@ -107,7 +107,7 @@ def _told(plan: Plan, tallies: tuple[Tally, ...], k: int, stop_reason: str) -> d
     }
 
 
-def _print(told: dict[str, Any], tallies: tuple[Tally, ...], k: int) -> None:
+def _print(told: dict[str, Any], tallies: tuple[WayTally, ...], k: int) -> None:
     from farm.tables import print_table
 
     titles = [

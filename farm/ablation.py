@@ -67,7 +67,7 @@ class Problem:
 
 
 @dataclass
-class Tally:
+class WayTally:
     """What came of all problems in one way. tokens and model_s: of the answers that its samples went through."""
 
     way: Way
@@ -134,7 +134,7 @@ class Ablation:
     """An author that solves every problem in every way. `search`: the plan's own, whose client and ledger all ways share."""
 
     search: ModelSearch
-    tallies: tuple[Tally, ...]
+    tallies: tuple[WayTally, ...]
 
     @property
     def width(self) -> int:
@@ -152,7 +152,7 @@ class Ablation:
                 translator="llm" if tally.way.translator == "model" else "ours",
             )
 
-            def keep(_: AttentionSpec, __: str, outcome: Outcome, spent: Spent, tally: Tally = tally) -> None:
+            def keep(_: AttentionSpec, __: str, outcome: Outcome, spent: Spent, tally: WayTally = tally) -> None:
                 tally.add(outcome, spent, self.search.settings.samples, self.search.store)
 
             try:
@@ -162,7 +162,7 @@ class Ablation:
                     raise
 
 
-def ablation_of(tallies: tuple[Tally, ...]) -> AuthorOf:
+def ablation_of(tallies: tuple[WayTally, ...]) -> AuthorOf:
     """What `farm.sweep` asks for an author, for an ablation that counts into `tallies`."""
 
     @contextlib.asynccontextmanager

@@ -1,41 +1,23 @@
-"""What runs on Ray's workers (builder and device actors, a node's look at itself), and the session. Knows no queue."""
+"""What runs on Ray's workers: builder and device actors, and a node's look at itself. Knows no queue and starts no session."""
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import hashlib
-import logging
 import os
 import pickle
 import platform
-import re
-import socket
 import time
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
-# Ray reads these on import and on start. Workers at niceness 15 would be timed beside whatever else runs at 0.
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-os.environ.setdefault("RAY_worker_niceness", "0")
-os.environ.setdefault("RAY_DEDUP_LOGS", "0")
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-
-import psutil
-import ray
-
-from farm.console import InputError, library_is_broken
 from farm.devices import LocalDevice
 from farm.executors import stages_of, trouble_of
 from farm.head import HeadWatch
 from farm.jobs import Built, Job, Row, Shop
 from farm.quiet import StillBusy
 from farm.rows import fetched_path
+from farm.session import ray
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,127 +200,3 @@ class Device:
             row = stages.row_without_verdict(built.job, "not_run", trouble_of(error))
         row["ray_node_id"] = self._node
         return row
-
-
-KNOCK_S = 10.0  # for a cluster's head to take a connection
-
-#: What is known of the session that this process is in.
-_SESSION: dict[str, str] = {}
-_QUIET: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False, "configure_logging": True}
-
-
-#: In a session of our own nobody looks at Ray's records of tasks and its metrics, which cost a millisecond of CPU an attempt.
-LEAN = {"RAY_task_events_report_interval_ms": "0", "RAY_enable_metrics_collection": "0"}
-
-
-def start_session(address: str, num_cpus: int, folder: str = "") -> None:
-    """Connects to a cluster, or starts one on this machine for "local", whose files are then all below `folder` ("": Ray's own).
-
-    The address is always explicit: Ray on its own joins any cluster that is announced on the machine.
-    """
-    if address != "local":
-        join_cluster(address)
-        return
-    os.environ.update(LEAN)
-    where: dict[str, Any] = {"_temp_dir": folder} if folder else {}
-    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, object_store_memory=256 << 20, **where, **_QUIET)
-
-
-def join_cluster(address: str) -> None:
-    """Connects to a running cluster, once. Raises InputError where none is at the address, or another was joined before."""
-    if address.startswith("ray://") and find_spec("grpc") is None:
-        raise InputError("--address", f"{address!r} needs Ray's client, not installed here: pip install 'kernel-farm[client]'")
-    try:
-        if ray.is_initialized() and not address.startswith("ray://"):
-            _check_joined(address)
-            return
-        _knock(address)
-        if ray.is_initialized():
-            return
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Ray Client connection timed out", UserWarning)  # the error says so too
-            context = ray.init(address=address, **_QUIET)
-    except (OSError, RuntimeError, ValueError) as error:
-        said = re.split(r"\. (?=[A-Z])", " ".join(str(error).split()))[0].rstrip(".")
-        wanted = "expected local, or a running cluster: auto or ray://HOST:PORT"
-        token = (
-            "" if os.environ.get("RAY_AUTH_MODE") == "token" else "; one that asks for a token wants RAY_AUTH_MODE=token here too"
-        )
-        raise InputError("--address", f"{wanted}; {address!r}: {said}{token}") from None
-    _SESSION["dashboard"] = str(context.dashboard_url or "")
-    if address.startswith("ray://"):
-        _SESSION["client"] = address.removeprefix("ray://")
-
-
-def _check_joined(address: str) -> None:
-    """Raises ValueError in a process that has joined another cluster than the one at the address."""
-    here = ray.get_runtime_context().gcs_address
-    if address not in ("auto", here):
-        raise ValueError(f"this process is connected to {here}")
-
-
-def _knock(address: str) -> None:
-    """Raises ValueError or OSError where nobody listens: Ray would wait for half a minute or longer, and say it in many lines."""
-    if address == "auto":
-        address = os.environ.get("RAY_ADDRESS") or _last_head()
-    parts = urlsplit(address if "://" in address else f"//{address}")
-    if not parts.hostname or parts.port is None:
-        if parts.scheme == "ray":
-            raise ValueError("names no host and port, such as ray://head:10001")
-        return  # Ray has its own words for it
-    try:
-        socket.create_connection((parts.hostname, parts.port), KNOCK_S).close()
-    except socket.gaierror as error:
-        raise OSError(f"{parts.hostname}: no such host ({error.strerror})") from None
-    except OSError as error:
-        raise OSError(f"nobody listens at {parts.hostname}:{parts.port} ({error.strerror or error})") from None
-
-
-def _last_head() -> str:
-    """Where the head that was started last on this machine listened; "" if there is none, or one runs: Ray finds it itself."""
-    if any(p.info["name"] == "gcs_server" for p in psutil.process_iter(["name"])):
-        return ""
-    with contextlib.suppress(OSError):
-        return Path(os.environ.get("RAY_TMPDIR", "/tmp"), "ray", "ray_current_cluster").read_text("utf-8").strip()
-    return ""
-
-
-def stop_session() -> None:
-    if not abandoned():
-        ray.shutdown()
-    _SESSION.clear()
-
-
-def watch_head(shop: Shop, lost: Callable[[str], None]) -> HeadWatch:
-    """For a driver. Of a ray:// address it is the client's server that is watched, on the same machine."""
-    place = _SESSION.get("client") or ray.get_runtime_context().gcs_address
-    return HeadWatch(place, shop.head_s, lost)
-
-
-def own_node() -> str:
-    """Of this process; of a client, that of its server."""
-    return str(ray.get_runtime_context().get_node_id())
-
-
-def abandoned() -> bool:
-    return "lost" in _SESSION
-
-
-def abandon() -> None:
-    """The head is lost: nothing is asked of Ray any more, which would wait for it, and at last end this process."""
-    _SESSION["lost"] = "yes"
-    atexit.unregister(ray.shutdown)
-    library_is_broken()
-
-
-def kill(actor: Any) -> None:
-    """Ends an actor, whatever it is doing. Without a head it ends by itself (`end_with_head`)."""
-    if not abandoned():
-        with contextlib.suppress(Exception):  # it may be gone
-            ray.kill(actor, no_restart=True)
-
-
-def dashboard() -> str:
-    """The address of the cluster's dashboard; "" where it has none."""
-    url = _SESSION.get("dashboard", "")
-    return url if not url or "://" in url else f"http://{url}"

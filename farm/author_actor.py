@@ -15,9 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-from farm.actors import end_with_head, kill, pack, ray, unpack
+from farm.actors import end_with_head, pack, unpack
 from farm.author_desk import Ask, Begin, Desk, Drop, End, FromAuthor, Note, ToAuthor, Told, Withdraw
 from farm.authors import Author, AuthorOf, author_of
 from farm.device_slots import first_line
@@ -29,6 +27,7 @@ from farm.places import AttemptsAt
 from farm.plan import Plan
 from farm.scheduler import Stopped
 from farm.search import Attempt, Versions
+from farm.session import kill, on_node, own_node, ray
 from farm.variants import load_variants
 from generator.authors.endpoint import Endpoint
 from generator.authors.ledger import Paid
@@ -331,7 +330,7 @@ async def author_on_ray(
 
     The key of a model's endpoint goes to it in a call, and stands in no record of the cluster's.
     """
-    home = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
+    home = on_node(own_node(), soft=True)
 
     async def opened(name: str, paid: Paid) -> tuple[Any, int]:
         actor = AuthorActor.options(scheduling_strategy=home).remote()

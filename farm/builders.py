@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from farm import actors
 from farm.jobs import Shop
+from farm.session import kill, on_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class Builders:
             return self._free.pop()
         node = max(self.rooms, key=lambda name: self.rooms[name] - self._open[name])
         self._open[node] += 1
-        there = {"scheduling_strategy": NodeAffinitySchedulingStrategy(node, soft=False)} if node else {}
+        there = {"scheduling_strategy": on_node(node)} if node else {}
         self._starting.append(Builder(actors.Builder.options(**there).remote(self._shop), node))  # type: ignore[attr-defined]
         return self._starting[-1]
 
@@ -76,7 +75,7 @@ class Builders:
         """Of one that died, is stuck, or is one too many."""
         self._started(builder)
         self._open[builder.node_id] -= 1
-        actors.kill(builder.actor)
+        kill(builder.actor)
 
     def _started(self, builder: Builder) -> None:
         self._starting = [other for other in self._starting if other is not builder]

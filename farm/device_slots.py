@@ -6,13 +6,12 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from farm import actors
 from farm.devices import LocalDevice
 from farm.jobs import Shop
 from farm.nodes import DeviceWish
 from farm.queues import Ready
+from farm.session import on_node
 
 QUEUED_PER_DEVICE = 2  # one running, one waiting
 
@@ -66,7 +65,7 @@ def open_slot(wish: DeviceWish, shop: Shop, versions: dict[str, str], hello_s: f
     """Starts the actor of a device, on its node where it has one, and asks it what it is."""
     options = dict(wish.options)
     if wish.node_id:
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(wish.node_id, soft=False)
+        options["scheduling_strategy"] = on_node(wish.node_id)
     actor = actors.Device.options(**options).remote(wish.device, wish.expected_class, shop)  # type: ignore[attr-defined]
     return Slot(wish, actor, hello=actor.hello.remote(versions), deadline=time.monotonic() + hello_s)
 

@@ -42,10 +42,10 @@ def preflight(
     as_json: JsonOption = False,
 ) -> None:
     """What every node of a cluster has, and what a plan asks for that none can meet: then the exit code is 1."""
-    from farm.actors import join_cluster, stop_session
     from farm.plan_file import load_plan
     from farm.preflight import preflight as look
     from farm.rules import resolved_targets
+    from farm.session import join_cluster, stop_session
 
     targets = resolved_targets(load_plan(plan).targets)
     if address == "local":

@@ -51,7 +51,7 @@ class ModelSettings:
 
     def ledger(self) -> ledgers.Ledger:
         """A ledger with the plan's budget and prices."""
-        return ledgers.Ledger(ledgers.Budget(self.budget.usd, self.budget.tokens, self.budget.gpu_s), dict(self.prices))
+        return ledgers.Ledger(ledgers.Allowance(self.budget.usd, self.budget.tokens, self.budget.gpu_s), dict(self.prices))
 
     def endpoint(self) -> Endpoint:
         """Raises InputError where neither a key nor a URL is known."""

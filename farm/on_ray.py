@@ -101,18 +101,18 @@ class OnRay:
         return self._running[1]
 
     def _start(self) -> tuple[Guardian, RayExecutor]:
-        from farm import actors
+        from farm import session
         from farm.nodes import local_wishes
         from farm.ray_executor import RayExecutor
 
         guardian = Guardian(self._run_id)
         try:
             if self._options.address != "local":
-                actors.start_session(self._options.address, 0)
+                session.start_session(self._options.address, 0)
                 return guardian, RayExecutor(self._shop, targets=self._targets, unmet=self._unmet)
             wishes = local_wishes(self._targets, stages_of(self._shop).devices())
             held = sum(int(dict(wish.options)["num_cpus"]) for wish in wishes)  # by devices' actors, which mostly wait
-            actors.start_session("local", cores_given() + held, _watched_folder(guardian, self._run_id))
+            session.start_session("local", cores_given() + held, _watched_folder(guardian, self._run_id))
             return guardian, RayExecutor(self._shop, wishes, cores_given())
         except BaseException:
             guardian.close()

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
 from farm import actors
-from farm.actors import ray
 from farm.nodes import builder_rooms, classes_of, node_wishes, targets_of_class, unmet_targets
+from farm.session import dashboard, on_node, ray
 
 ANSWER_S = 60.0  # for all nodes together; a node's first worker imports the farm's packages
 
@@ -63,10 +61,7 @@ class Preflight:
 def preflight(targets: tuple[str, ...], timeout_s: float = ANSWER_S) -> Preflight:
     """Asks every living node of the cluster that this process has joined; one that is silent for `timeout_s` is refused."""
     nodes: list[Mapping[str, Any]] = [n for n in ray.nodes() if n["Alive"]]
-    asked = {
-        actors.told.options(scheduling_strategy=NodeAffinitySchedulingStrategy(n["NodeID"], soft=False)).remote(): n
-        for n in nodes
-    }
+    asked = {actors.told.options(scheduling_strategy=on_node(n["NodeID"])).remote(): n for n in nodes}
     ready, silent = ray.wait(list(asked), num_returns=len(asked), timeout=timeout_s)
     own = actors.versions() | actors.installed()
     looks = [_look(asked[ref], _answer(ref), own) for ref in ready]
@@ -78,7 +73,7 @@ def preflight(targets: tuple[str, ...], timeout_s: float = ANSWER_S) -> Prefligh
     serving = [n for n in nodes if n["NodeID"] not in refused]
     wishes, unmet = node_wishes(targets, serving), unmet_targets(targets, serving)
     unmet |= {target: why for target in unmet if (why := _all_refused(target, looks))}
-    return Preflight(tuple(looks), unmet, sum(builder_rooms(serving, wishes).values()), actors.dashboard())
+    return Preflight(tuple(looks), unmet, sum(builder_rooms(serving, wishes).values()), dashboard())
 
 
 def _all_refused(target: str, looks: list[NodeLook]) -> str:

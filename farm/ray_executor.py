@@ -16,10 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray.exceptions import OutOfMemoryError
-
-from farm import actors
-from farm.actors import Packed, ray
+from farm import actors, session
+from farm.actors import Packed
 from farm.builders import Builder, Builders
 from farm.device_slots import QUEUED_PER_DEVICE, Slot, first_line, open_slot
 from farm.executors import UNVERIFIED, stages_of
@@ -27,6 +25,7 @@ from farm.jobs import Built, Job, Row, Shop
 from farm.nodes import DeviceWish, builder_rooms, classes_of, node_wishes
 from farm.places import Place, places_of
 from farm.queues import Kind, Queues, Ready, kind_of
+from farm.session import ray
 
 TICK_S = 0.1
 STOCK_PER_DEVICE = 4  # attempts being built, built and in hand, for each device of their kind
@@ -78,8 +77,8 @@ class RayExecutor:
         self._nodes: list[dict[str, Any]] = []
         self._slots = [self._open(wish) for wish in wishes]
         self._closed, self._looked, self._broken = False, 0.0, ""
-        self._home, self._builders_seen, self._enough_at = actors.own_node(), time.monotonic(), time.monotonic()
-        self._watch = actors.watch_head(shop, self._head_lost)
+        self._home, self._builders_seen, self._enough_at = session.own_node(), time.monotonic(), time.monotonic()
+        self._watch = session.watch_head(shop, self._head_lost)
         self._started = time.monotonic()
         self._look_at_nodes()
         self._thread = threading.Thread(target=self._run, name="farm-ray", daemon=True)
@@ -135,25 +134,25 @@ class RayExecutor:
             "classes": dict(Counter(s.device_class for s in slots if s.ready)),
             "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in slots],
             "nodes": self._nodes,
-            "dashboard": actors.dashboard(),
+            "dashboard": session.dashboard(),
         }
 
     def close(self) -> None:
         self._watch.close()
-        if actors.abandoned():
+        if session.abandoned():
             return
         with self._lock:
             self._closed = True
             self._lock.notify()
         self._thread.join(10)
         for slot in self._slots:
-            actors.kill(slot.actor)
+            session.kill(slot.actor)
         for building in self._building.values():
             self._builders.drop(building.builder)
         self._builders.close()
 
     def end_session(self) -> None:
-        actors.stop_session()
+        session.stop_session()
 
     def _run(self) -> None:
         """What Ray raises here, no call of an actor being at fault, is the end of its session: the server of a client is gone."""
@@ -166,7 +165,7 @@ class RayExecutor:
 
     def _head_lost(self, why: str) -> None:
         """The sweep looks at `state`, and ends."""
-        actors.abandon()
+        session.abandon()
         self._broken = self._broken or why
 
     def _one_round(self) -> bool:
@@ -421,13 +420,13 @@ class RayExecutor:
             lost = jobs[0].job
             self._end(self._lost(lost, slot.wish.device, error), lost)
             self._queues.put_back(jobs[1:])
-        actors.kill(slot.actor)
+        session.kill(slot.actor)
 
     def _check_deadlines(self) -> None:
         now = time.monotonic()
         for building in list(self._building.values()):
             if now > building.deadline:
-                actors.kill(building.builder.actor)
+                session.kill(building.builder.actor)
                 building.deadline = now + GRACE_S  # its end arrives as an error
         for slot in self._slots:
             if (slot.tasks or slot.hello) and now > slot.deadline:
@@ -458,7 +457,7 @@ class RayExecutor:
 
 def _is_of_memory(error: BaseException) -> bool:
     """Whether Ray ended a worker because its node ran out of memory; of an actor it says so in words only."""
-    return isinstance(error, OutOfMemoryError) or "low on memory" in str(error)
+    return isinstance(error, ray.exceptions.OutOfMemoryError) or "low on memory" in str(error)
 
 
 def _node_facts(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,8 +121,8 @@ def _preflight(plan: Plan, options: Options) -> Preflight | None:
     """A look at the cluster; None on this machine. Raises InputError for what it cannot meet, unless that is allowed."""
     if not options.on_cluster:
         return None
-    from farm.actors import join_cluster
     from farm.preflight import preflight
+    from farm.session import join_cluster
 
     join_cluster(options.address)
     found = preflight(plan.targets)

@@ -23,8 +23,8 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Limits of a run; None is no limit. gpu_s counts seconds on the device being measured, a CPU target's too."""
+class Allowance:
+    """What a run may spend; None is no limit. gpu_s counts seconds on the device being measured, a CPU target's too."""
 
     usd: float | None = None
     tokens: int | None = None
@@ -89,7 +89,7 @@ class Ledger:
     up, is what the next one has to `take_over`.
     """
 
-    budget: Budget = field(default_factory=Budget)
+    budget: Allowance = field(default_factory=Allowance)
     prices: Mapping[str, Price] = field(default_factory=dict)
     spent: Spent = field(default_factory=Spent)
     _reserved: dict[int, Spent] = field(default_factory=dict, repr=False)
@@ -180,12 +180,12 @@ class Ledger:
         return {f.name: getattr(self.spent, f.name) for f in fields(self.spent)} | {"remaining": self.remaining()}
 
 
-def _limits(budget: Budget, spent: Spent) -> list[tuple[str, float, float]]:
+def _limits(budget: Allowance, spent: Spent) -> list[tuple[str, float, float]]:
     """(name, limit, used) of each limited quantity."""
     return [(f.name, limit, getattr(spent, f.name)) for f in fields(budget) if (limit := getattr(budget, f.name)) is not None]
 
 
-def exceeded(budget: Budget, spent: Spent) -> str | None:
+def exceeded(budget: Allowance, spent: Spent) -> str | None:
     """The first limit that is reached, in words, or None."""
     for name, limit, used in _limits(budget, spent):
         if used >= limit:

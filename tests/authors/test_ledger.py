@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from generator.authors.exchange import Answer, Exchange, Message, Request
-from generator.authors.ledger import Budget, Ledger, Price, Spent
+from generator.authors.ledger import Allowance, Ledger, Price, Spent
 
 
 def exchange(model="m", text="hello"):
@@ -28,7 +28,7 @@ def test_an_answer_that_two_problems_share_is_paid_once():
 
 @pytest.mark.parametrize("name", ["usd", "tokens", "gpu_s", "compile_s", "model_s"])
 def test_each_limit_stops_admission(name):
-    ledger = Ledger(Budget(**{name: 10}))
+    ledger = Ledger(Allowance(**{name: 10}))
     assert ledger.exhausted() is None
     entry = Spent(tokens_in=10) if name == "tokens" else Spent(**{name: 10})
     ledger.settle(ledger.admit(Spent()), entry)
@@ -40,11 +40,11 @@ def test_each_limit_stops_admission(name):
 @pytest.mark.parametrize("bad", [{"usd": -1}, {"tokens": float("nan")}])
 def test_a_budget_below_zero_is_refused(bad):
     with pytest.raises(ValueError, match=f"budget {next(iter(bad))}"):
-        Budget(**bad)
+        Allowance(**bad)
 
 
 def test_eight_workers_overshoot_by_at_most_one_attempt_each():
-    ledger = Ledger(Budget(gpu_s=100.0))
+    ledger = Ledger(Allowance(gpu_s=100.0))
     started = []
 
     def work():
@@ -61,7 +61,7 @@ def test_eight_workers_overshoot_by_at_most_one_attempt_each():
 
 
 def test_reservations_of_others_count():
-    ledger = Ledger(Budget(usd=1.0))
+    ledger = Ledger(Allowance(usd=1.0))
     first = ledger.admit(Spent(usd=1.0))
     assert first is not None and ledger.admit(Spent(usd=0.1)) is None
     ledger.settle(first, Spent(usd=0.2))
@@ -70,7 +70,7 @@ def test_reservations_of_others_count():
 
 def test_who_asks_while_others_hold_the_rest_waits_until_it_is_free():
     async def main():
-        ledger = Ledger(Budget(tokens=100))
+        ledger = Ledger(Allowance(tokens=100))
         first = await ledger.reserve(Spent(tokens_out=200))
         second = asyncio.ensure_future(ledger.reserve(Spent(tokens_out=200)))
         await asyncio.sleep(0.01)

@@ -6,7 +6,7 @@ import pytest
 
 from generator.authors.clients import RecordedClient, ScriptedClient
 from generator.authors.exchange import Answer, Exchange, Message, ModelUnavailable, Sampling
-from generator.authors.ledger import Budget, Ledger, Price
+from generator.authors.ledger import Allowance, Ledger, Price
 from generator.authors.llm import LanguageModelAuthor, Search
 from generator.authors.prompting import PromptTooLong, TaskPrompts, cut_middle, estimate_tokens, fit_messages
 from generator.authors.transcripts import TranscriptStore
@@ -129,7 +129,7 @@ def test_samples_and_a_beam():
 
 
 def test_a_budget_stops_the_search_cleanly():
-    ledger = Ledger(Budget(tokens=40))
+    ledger = Ledger(Allowance(tokens=40))
     outcome = run(Script([tl("bad")] * 100), {"bad": "no"}, Search(repairs=50), ledger=ledger)
     assert "budget tokens" in outcome.stopped and ledger.spent.tokens <= 40 + 15
 

@@ -14,7 +14,7 @@ from test_direct_sweep import CPP, PLAN
 
 from catalog.artifacts import Artifacts
 from catalog.locations import Location
-from farm.ablation import WAYS, Ablation, Problem, Tally
+from farm.ablation import WAYS, Ablation, Problem, WayTally
 from farm.foreign import Refused, read_source
 from farm.model_search import ModelSearch
 from farm.model_settings import read_settings
@@ -71,7 +71,7 @@ def count(tmp_path, client, store):
     settings = read_settings("llm", {"model": "test-model", "samples": 2, "repairs": 0, "improvements": 0}, Budget())
     artifacts = Artifacts(Location.of(tmp_path / "catalog"))
     search = ModelSearch(read_plan(PLAN, "plan.yaml"), Versions("1", "1"), settings, client, store, artifacts)
-    tallies = tuple(Tally(way) for way in WAYS)
+    tallies = tuple(WayTally(way) for way in WAYS)
     asyncio.run(Ablation(search, tallies).solve(SPEC, "cpu-avx2", attempt))
     return {tally.way.key: tally.plain(2) for tally in tallies}
 
@@ -149,8 +149,8 @@ def test_pass_at_k_is_the_chance_of_one_right_among_k():
     assert Problem(5, 2).pass_at(2) == pytest.approx(1 - 3 / 10)
     assert Problem(5, 0).pass_at(5) == 0 and Problem(5, 1).pass_at(5) == 1
     assert Problem(3, 3).pass_at(4) is None, "never from fewer samples than k"
-    tally = Tally(WAYS[0], [Problem(4, 1), Problem(4, 4), Problem(0, 0)])
-    assert tally.pass_at(1) == pytest.approx((0.25 + 1) / 2) and Tally(WAYS[0]).pass_at(1) is None
+    tally = WayTally(WAYS[0], [Problem(4, 1), Problem(4, 4), Problem(0, 0)])
+    assert tally.pass_at(1) == pytest.approx((0.25 + 1) / 2) and WayTally(WAYS[0]).pass_at(1) is None
 
 
 def test_the_ways_are_those_of_the_paper():

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from catalog import audit, store
-from farm.console import InputError
 
-actors = pytest.importorskip("farm.actors")
+pytest.importorskip("farm.session")
 ROOT = Path(__file__).parents[2]
 PLAN = """
 name: client
@@ -26,27 +25,6 @@ dtypes: [fp16]
 tuning: {candidates: 2}
 models: [{name: prove=0.05, num_heads: 1, head_dim: 16, seqlens: [5, 6, 7]}]
 """
-
-
-def test_without_rays_client_a_sweep_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actors, "find_spec", lambda name: None)
-    monkeypatch.setattr(actors.ray, "is_initialized", lambda: False)
-    with pytest.raises(InputError, match=r"needs Ray's client, not installed here: pip install 'kernel-farm\[client\]'"):
-        actors.join_cluster("ray://127.0.0.1:10001")
-
-
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:1", "127.0.0.1:1", "auto"])
-def test_where_nobody_listens_is_said_at_once(address: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")  # what a head that died leaves behind
-    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    monkeypatch.setattr(actors.ray, "is_initialized", lambda: False)
-    monkeypatch.setattr(actors.ray, "init", lambda **given: pytest.fail("Ray, which waits"))
-    monkeypatch.setattr(actors.psutil, "process_iter", lambda names: iter(()))
-    with pytest.raises(
-        InputError, match=rf"--address: expected local, .*'{address}': nobody listens at 127.0.0.1:1 \(Connection"
-    ):
-        actors.join_cluster(address)
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 from farm.preflight import preflight  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
+from farm.session import start_session, stop_session  # noqa: E402
 
 pytestmark = pytest.mark.slow
 TARGETS = ("sm_75", "sm_80")
@@ -46,9 +47,9 @@ def cluster() -> Iterator[Cluster]:
     for name in ("a100", "rtx8000", "t4"):
         made.add_node(num_cpus=1, num_gpus=1, resources={f"class_{name}": 1})
     made.wait_for_nodes()
-    actors.start_session(made.address, 0)
+    start_session(made.address, 0)
     yield made
-    actors.stop_session()
+    stop_session()
     made.shutdown()
 
 

@@ -29,15 +29,16 @@ from ray.exceptions import OutOfMemoryError  # noqa: E402
 from farm.nodes import DeviceWish  # noqa: E402
 from farm.progress import waits_of  # noqa: E402
 from farm.ray_executor import RayExecutor  # noqa: E402
+from farm.session import start_session, stop_session  # noqa: E402
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
 def session() -> Iterator[None]:
-    actors.start_session("local", 2)
+    start_session("local", 2)
     yield
-    actors.stop_session()
+    stop_session()
 
 
 @pytest.fixture
