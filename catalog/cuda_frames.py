@@ -22,7 +22,7 @@ from generator.binding import bind
 from generator.canonical import digest_bytes
 from generator.spec import AttentionSpec
 from generator.translate.records import Launch
-from verifier.cuda_arguments import PlacedTensor
+from verifier.cuda_arguments import PlacedTensor, cuda_facts
 from verifier.launch import LaunchError
 from verifier.launch_cuda import CudaError, CudaKernel, checked
 
@@ -36,14 +36,14 @@ class CudaEntry:
     """A cubin in this process, loaded on each device when it is first called there, for the life of the process."""
 
     def __init__(self, launch: Launch, cubin: bytes, expected_hash: str) -> None:
-        """Raises LaunchError for other bytes than the expected ones."""
+        """Raises LaunchError for other bytes than the expected ones, and for the launch of another kind of kernel."""
         if digest_bytes(cubin) != expected_hash:
             raise LaunchError("binary: it is not what was verified (SHA-256 differs)")
         self.launch, self._cubin = launch, cubin
         self._kernels: dict[tuple[int, int], CudaKernel] = {}
         self._lock = threading.Lock()
-        wanted = launch.target_facts.get("workspace")
-        self._one_a_stream = bool(wanted and wanted.get("exclusive"))
+        wanted = cuda_facts(launch)["workspace"]
+        self._one_a_stream = bool(wanted and wanted["exclusive"])
 
     def kernel(self, device: int, stream: int) -> CudaKernel:
         """The loaded kernel for a device; one of its own for each stream where launches may not overlap. Raises CudaError."""

@@ -45,7 +45,7 @@ def of_translated(translated: Translated, store: Artifacts) -> Columns:
         "launch": translated.launch,
         "schedule": translated.schedule,
         "entry_point": translated.launch.entry,
-        "isa": [facts["isa"]] if isinstance(facts.get("isa"), str) else list(facts.get("isa") or ()) or None,
+        "isa": [facts["isa"]] if "isa" in facts else None,
     }
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from generator.gpus import Gpu, cards_of
+from generator.translate.facts import CudaFacts, LaunchFacts
 
 #: Compute capability -> threads and blocks that a multiprocessor holds, and shared memory that the system takes of each block.
 _LIMITS = {75: (1024, 16, 0), 80: (2048, 32, 1024), 90: (2048, 32, 1024)}
@@ -47,13 +48,14 @@ def occupancy(card: Gpu, capability: int, threads: int, registers: int, shared_b
     return Occupancy(card.name, fits[limit], fits[limit] * warps, limit)
 
 
-def occupancy_of(target: str, capability: int, facts: Mapping[str, Any], resources: Mapping[str, Any]) -> Occupancy | None:
+def occupancy_of(target: str, capability: int, facts: LaunchFacts, resources: Mapping[str, Any]) -> Occupancy | None:
     """By a launch's facts and a compiler's report; the target's card that holds the fewest. None where nothing was reported."""
+    facts = cast(CudaFacts, facts)  # of a launch for another kind of target, `get` finds nothing
     registers, threads = resources.get("registers"), facts.get("threads")
     if not registers or not threads or capability not in _LIMITS:
         return None
-    shared = int(facts.get("shared_bytes") or 0)
-    found = [occupancy(card, capability, int(threads), int(registers), shared) for card in cards_of(target)]
+    shared = facts.get("shared_bytes", 0)
+    found = [occupancy(card, capability, threads, int(registers), shared) for card in cards_of(target)]
     return min(found, key=lambda o: o.blocks, default=None)
 
 

@@ -24,6 +24,7 @@ from generator.translate.records import Translated
 from verifier.binary_cache import cache_key, private_folder, read_entry, write_entry
 from verifier.children import Ended, Limits, run_limited
 from verifier.compile_failed import compile_failed
+from verifier.cuda_arguments import cuda_facts
 from verifier.cuda_versions import ptx_isa_of, version_of
 from verifier.foreign import binary_refusal, compiled_text_hash, is_foreign, toolkit_headers
 from verifier.records import Binary, CompileFailed
@@ -153,7 +154,7 @@ def resources_of(log: str, translated: Translated, cubin: Path) -> dict[str, Any
     registers: a thread's at the start; a kernel that reallocates them (sm_90a) has its own numbers in the source.
     unaligned: the same of the entry point for rows that begin anywhere, with its `entry`, where there is one.
     """
-    facts, reported = translated.launch.target_facts, {m["entry"]: _reported(m) for m in REPORT.finditer(log)}
+    facts, reported = cuda_facts(translated.launch), {m["entry"]: _reported(m) for m in REPORT.finditer(log)}
     out: dict[str, Any] = {"bytes": cubin.stat().st_size, "shared_bytes": facts["shared_bytes"]}
     out |= reported.get(translated.launch.entry, {})
     if (second := facts.get("unaligned")) is not None and second["entry"] in reported:

@@ -1,6 +1,6 @@
 """The argument block, grid and tensor maps of a CUDA launch, from its description and a call's tensors. Touches no device.
 
-What the description (`Launch.target_facts`) holds is told in docs/cuda_translator.md.
+What the description (`CudaFacts`) holds is told in docs/cuda_translator.md.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ import operator
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+from generator.translate.facts import CUDA_REQUIRED, CudaFacts, ParameterField, SecondEntry, TensorMapFacts
 from generator.translate.records import Launch, TensorParameter
 from verifier.launch import LaunchError, TensorLike
 
@@ -94,10 +95,25 @@ def evaluate(e: Any, values: Mapping[str, Any]) -> Any:
     return function(*(evaluate(argument, values) for argument in arguments))
 
 
+def cuda_facts(launch: Launch) -> CudaFacts:
+    """What a CUDA kernel's launch holds. Raises LaunchError for the launch of another kind of kernel."""
+    if missing := CUDA_REQUIRED - launch.target_facts.keys():
+        found = f"{launch.entry or 'an empty launch'} for {launch.target_facts.get('isa', 'no target')}"
+        raise LaunchError(f"target_facts: expected those of a CUDA kernel, found {found} without {', '.join(sorted(missing))}")
+    return cast(CudaFacts, launch.target_facts)
+
+
+def second_entry(launch: Launch) -> SecondEntry | None:
+    """What is another for the kernel's second entry point, which takes rows that begin anywhere; None where there is none."""
+    return cuda_facts(launch).get("unaligned")
+
+
 def unaligned_entry(launch: Launch) -> Launch | None:
-    """How the kernel's second entry point is launched, which takes rows that begin anywhere; None where there is none."""
-    other = launch.target_facts.get("unaligned")
-    return None if other is None else Launch(other["entry"], launch.tensors, launch.scalars, {**launch.target_facts, **other})
+    """How the kernel's second entry point is launched; None where there is none."""
+    other = second_entry(launch)
+    if other is None:
+        return None
+    return Launch(other["entry"], launch.tensors, launch.scalars, cast(CudaFacts, {**launch.target_facts, **other}))
 
 
 def entry_for(launch: Launch, tensors: Sequence[TensorLike]) -> Launch:
@@ -111,7 +127,7 @@ def too_narrow(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
     as they lie, or none of them. All, where the second entry point would take some in too small pieces, or where every matrix
     is so long that pieces, which are moved again for each block of rows, cost more than a copy.
     """
-    positions, other = misaligned(launch, tensors), launch.target_facts.get("unaligned")
+    positions, other = misaligned(launch, tensors), second_entry(launch)
     if other is None or not positions:
         return positions
     narrow = any(_row_bytes(launch.tensors[i], tensors[i]) < other["least_bytes"] for i in positions)
@@ -121,7 +137,7 @@ def too_narrow(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
 
 def _fewest_rows(launch: Launch, tensors: Sequence[TensorLike]) -> int:
     """Rows of the shortest matrix that the kernel reads by 16 bytes; 0 where a shape is not known."""
-    wanted = launch.target_facts["aligned_16"]
+    wanted = cuda_facts(launch)["aligned_16"]
     shapes = [getattr(t, "shape", None) for p, t in zip(launch.tensors, tensors, strict=True) if p.name in wanted]
     return min((shape[-2] if shape else 0 for shape in shapes), default=0)
 
@@ -139,13 +155,14 @@ def misaligned(launch: Launch, tensors: Sequence[TensorLike]) -> list[int]:
     in steps of 16 bytes, and a kernel may be written for compact tensors only.
     """
     out = []
-    compact = launch.target_facts.get("compact", ())
+    facts = cuda_facts(launch)
+    compact = facts.get("compact", ())
     for i, (parameter, tensor) in enumerate(zip(launch.tensors, tensors, strict=True)):
         if parameter.name in compact and not _is_compact(tensor):
             out.append(i)
-        elif parameter.name in launch.target_facts["aligned_16"]:
+        elif parameter.name in facts["aligned_16"]:
             strides = [s * ITEM_BYTES[parameter.dtype] for s in _strides(parameter, tensor)[:-1]]
-            repeats = launch.target_facts["tensor_maps"] and _repeats(tensor)
+            repeats = facts["tensor_maps"] and _repeats(tensor)
             if repeats or any(x % TMA_ALIGNMENT for x in (tensor.data_ptr(), *strides)):
                 out.append(i)
     return out
@@ -188,7 +205,7 @@ def make_call(
 
     zeros: the address of 16 byte aligned memory that stands for empty tensors.
     """
-    facts = launch.target_facts
+    facts = cuda_facts(launch)
     values: dict[str, Any] = {s.name: v for s, v in zip(launch.scalars, scalars, strict=True)}
     values |= {"$sms": num_sms}
     by_name = {p.name: (p, t) for p, t in zip(launch.tensors, tensors, strict=True)}
@@ -206,7 +223,7 @@ def make_call(
     return Call(block, tuple(maps), _grid(facts, values))
 
 
-def _grid(facts: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, int, int]:
+def _grid(facts: CudaFacts, values: Mapping[str, Any]) -> tuple[int, int, int]:
     x, y, z = (int(evaluate(e, values)) for e in facts["grid"])
     for axis, n, limit, step in zip("xyz", (x, y, z), GRID_LIMITS, facts.get("cluster", (1, 1, 1)), strict=True):
         if not 0 <= n <= limit:
@@ -216,7 +233,7 @@ def _grid(facts: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, int
     return x, y, z
 
 
-def _field(f: Mapping[str, Any], by_name: Mapping[str, Any], values: Mapping[str, Any], workspace: int) -> int | float:
+def _field(f: ParameterField, by_name: Mapping[str, Any], values: Mapping[str, Any], workspace: int) -> int | float:
     if "scalar" in f:
         return values[f["scalar"]]
     if "value" in f:
@@ -229,9 +246,7 @@ def _field(f: Mapping[str, Any], by_name: Mapping[str, Any], values: Mapping[str
     return int(_strides(parameter, tensor)[f["stride"]]) if "stride" in f else int(tensor.data_ptr())
 
 
-def _tensor_map(
-    m: Mapping[str, Any], offset: int, by_name: Mapping[str, Any], values: Mapping[str, Any], zeros: int
-) -> TensorMap:
+def _tensor_map(m: TensorMapFacts, offset: int, by_name: Mapping[str, Any], values: Mapping[str, Any], zeros: int) -> TensorMap:
     parameter, tensor = by_name[m["tensor"]]
     item, strides = ITEM_BYTES[parameter.dtype], _strides(parameter, tensor)
     extents = tuple(int(tensor.shape[e["shape"]]) if isinstance(e, dict) else evaluate(e, values) for e in m["extents"])

@@ -15,10 +15,10 @@ import contextlib
 import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from generator.translate.records import Launch, TensorParameter
-from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, entry_for, make_call, too_narrow
+from verifier.cuda_arguments import ITEM_BYTES, Call, TensorMap, cuda_facts, entry_for, make_call, too_narrow
 from verifier.launch import LaunchError, RawTensor, TensorLike, check_call
 
 ZEROS_BYTES = 1 << 16  # stands for empty tensors
@@ -107,7 +107,7 @@ class _Entry:
 
     def launchable(self, grid: tuple[int, int, int], block: Any) -> Launchable:
         """The driver is told where each parameter lies: one struct, or the parts of the block that the launch names."""
-        facts, at = self.launch.target_facts, ctypes.addressof(block)
+        facts, at = cuda_facts(self.launch), ctypes.addressof(block)
         parts = facts["parameters"].get("parts", (0,))
         threads = tuple(int(n) for n in facts.get("block", (facts["threads"], 1, 1)))
         cluster = tuple(int(n) for n in facts.get("cluster", (1, 1, 1)))
@@ -120,7 +120,7 @@ class CudaKernel:
 
     def __init__(self, launch: Launch, cubin: bytes) -> None:
         """For the current device. Raises CudaError."""
-        self.launch, self._facts = launch, launch.target_facts
+        self.launch, self._facts = launch, cuda_facts(launch)
         self._device = _core().Device()
         with _told(f"{launch.entry}: loading"):
             self._code = _core().ObjectCode.from_cubin(cubin, name=launch.entry)
@@ -139,7 +139,7 @@ class CudaKernel:
         return {"registers": told.num_regs, "local_bytes": told.local_size_bytes, "shared_bytes": told.shared_size_bytes}
 
     def _entry(self, launch: Launch, kernel: Any) -> _Entry:
-        size = int(launch.target_facts["shared_bytes"])
+        size = cuda_facts(launch)["shared_bytes"]
         if size > 48 * 1024:
             attribute = _driver().CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             status = _driver().cuKernelSetAttribute(attribute, size, kernel.handle, self._device.device_id)
@@ -199,9 +199,15 @@ class CudaKernel:
             call.block[m.offset : m.offset + 128] = encode_tensor_map(m)
         return call.block
 
-    def _copy_run(self, parameter: TensorParameter, copy: _CompactCopy, what: str) -> Launchable:
-        """The copy of a tensor into its compact form (`repack`) or back (`unpack`), by the module's own kernel."""
-        name = self._facts[what] + ("_32" if ITEM_BYTES[parameter.dtype] == 4 else "")
+    def _copy_run(self, parameter: TensorParameter, copy: _CompactCopy, what: Literal["repack", "unpack"]) -> Launchable:
+        """The copy of a tensor into its compact form (`repack`) or back (`unpack`), by the module's own kernel.
+
+        Raises LaunchError where it has none.
+        """
+        named = self._facts.get(what)
+        if named is None:
+            raise LaunchError(f"{parameter.name}: expected rows of 16 bytes; the code of {self.launch.entry} cannot {what} it")
+        name = named + ("_32" if ITEM_BYTES[parameter.dtype] == 4 else "")
         if name not in self._copies:
             with _told(f"{self.launch.entry}: {what}"):
                 self._copies[name] = self._function(self._code.get_kernel(name))

@@ -11,6 +11,7 @@ from typing import Any
 
 from generator.canonical import digest, digest_text
 from generator.tl.ir import Argument, DType, Program
+from generator.translate.facts import LaunchFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +45,13 @@ class ScalarParameter:
 class Launch:
     """How the entry point is called.
 
-    target_facts: what only one kind of target needs (grid, shared memory, instruction set), as plain JSON values.
+    target_facts: what only one kind of target needs (grid, shared memory, instruction set): `CudaFacts` of a CUDA kernel.
     """
 
     entry: str
     tensors: tuple[TensorParameter, ...]
     scalars: tuple[ScalarParameter, ...]
-    target_facts: dict[str, Any] = field(default_factory=dict)
+    target_facts: LaunchFacts = field(default_factory=LaunchFacts)
 
 
 @dataclass(frozen=True, slots=True)

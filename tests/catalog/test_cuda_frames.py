@@ -15,16 +15,26 @@ from catalog.frames import bound_kernel
 from catalog.operands import Output, contiguous_strides
 from catalog.reasons import RunFailed
 from generator.canonical import digest_bytes
+from generator.translate.facts import CudaFacts, Workspace
 from generator.translate.records import Launch, ScalarParameter, TensorParameter
 from verifier.launch import LaunchError
 from verifier.launch_cuda import CudaError
 
 SPEC = spec(batch=2, heads=4, kv_heads=2, seqlen_q=8, seqlen_k=12, dim=16, dtype="fp16", masks=CAUSAL)
+
+
+def cuda_facts_with(workspace: Workspace | None) -> CudaFacts:
+    return {
+        "isa": "sm_90a", "grid": [1, 1, 1], "threads": 32, "shared_bytes": 0, "aligned_16": [], "tensor_maps": [],
+        "workspace": workspace, "parameters": {"bytes": 8, "alignment": 8, "fields": []},
+    }  # fmt: skip
+
+
 LAUNCH = Launch(
     "kernel",
     (*(TensorParameter(n, "f16", 2, 2, n == "O") for n in "QKVO"), TensorParameter("LSE", "f32", 2, 1, True)),
     (ScalarParameter("scale", "f32", True), ScalarParameter("SeqK", "i32", False)),
-    {"workspace": None},
+    cuda_facts_with(None),
 )
 
 
@@ -155,6 +165,6 @@ def test_an_exclusive_workspace_means_a_kernel_for_each_stream(monkeypatch: pyte
     monkeypatch.setattr(cuda_frames, "CudaKernel", lambda launch, cubin: object())
     shared = CudaEntry(LAUNCH, b"cubin", digest_bytes(b"cubin"))
     assert shared.kernel(0, 1) is shared.kernel(0, 2) is not shared.kernel(1, 1)
-    exclusive = Launch("kernel", (), (), {"workspace": {"bytes": 64, "zeroed": True, "exclusive": True}})
+    exclusive = Launch("kernel", (), (), cuda_facts_with({"bytes": 64, "zeroed": True, "exclusive": True}))
     own = CudaEntry(exclusive, b"cubin", digest_bytes(b"cubin"))
     assert own.kernel(0, 1) is own.kernel(0, 1) is not own.kernel(0, 2)

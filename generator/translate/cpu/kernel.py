@@ -21,6 +21,7 @@ from generator.translate.cpu.schedule import schedule
 from generator.translate.cpu.sharing import find_packs
 from generator.translate.cpu.types import Types
 from generator.translate.cpu.unit import Unit
+from generator.translate.facts import LaunchFacts
 from generator.translate.passes import Analysis, analyze
 from generator.translate.records import Launch, Translated, Untranslatable, scalar_parameters, tensor_parameters
 
@@ -112,5 +113,7 @@ def _rows_stay_apart(ops: Ops, rows: int) -> bool:
 
 def launch(program: Program, entry: str, target: Target) -> Launch:
     """How the entry point is called; `view` says whose rows Q's are where they are not its own (`generator.binding`)."""
-    facts = {"isa": target.isa} | ({"view": program.hints["view"]} if "view" in program.hints else {})
+    facts: LaunchFacts = {"isa": target.isa}
+    if "view" in program.hints:
+        facts["view"] = program.hints["view"]
     return Launch(entry, tensor_parameters(program), scalar_parameters(program), facts)

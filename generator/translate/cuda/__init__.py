@@ -1,7 +1,7 @@
 """TL to CUDA C++: one program and one target in, self-contained source with a launch description out. Compiles nothing.
 
 By instruction family: copies (`mma_tiles`, `runtime/copy_*.cuh`), products (`mma_block`), loops (`mma_loop`, `mma_pipeline`,
-`mma_overlap`), element-wise code, masks and reductions (`elementwise`), stores (`epilogue`), blocks and tile ranges
+`mma_overlap`), element-wise code, masks and reductions (`element*`), stores (`epilogue`), blocks and tile ranges
 (`grid`). wgmma kernels have files of their own.
 """
 
@@ -25,6 +25,7 @@ from generator.translate.cuda.wgmma_block import write_wgmma_kernel
 from generator.translate.cuda.wgmma_instructions import section
 from generator.translate.cuda.wgmma_kernel import Frame
 from generator.translate.cuda.wgmma_tiles import why_not
+from generator.translate.facts import CudaFacts
 from generator.translate.records import Translated, Untranslatable
 
 __all__ = ["translate_cuda"]
@@ -75,7 +76,7 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
     narrow = unaligned_unit(core, target, u.w)
     second = MmaKernel(narrow, kernel.shape, asynchronous, entry_of(kernel.entry))
     second.write()
-    facts = {
+    facts: CudaFacts = {
         "family": "mma.sync",
         "isa": target.isa,
         "grid": [blocks(u), 1, 1],
@@ -87,8 +88,9 @@ def _mma(core: Program, target: Target, why: str = "") -> Translated:
         "unaligned": unaligned_facts(kernel.entry, second.smem, "cp.async" if asynchronous else "registers"),
         "tensor_maps": [],
         "workspace": None,
+        "parameters": kernel.parameters().facts(),
     }
-    launch = make_launch(u, kernel.entry, facts, kernel.parameters())
+    launch = make_launch(u, kernel.entry, facts)
     schedule = {
         **u.analysis.to_plain(),
         "notes": [*([why] if why else []), *kernel.notes],
@@ -119,13 +121,19 @@ def _wgmma(core: Program, target: Target) -> Translated:
     second.parameters().write(w, second.block_type)
     write_wgmma_kernel(second, entry_of(entry))
     unaligned = unaligned_facts(entry, second.placement.bytes, "wgmma", second.parameters())
-    facts = {
+    facts: CudaFacts = {
         "isa": target.isa,
         "cluster": [1, 1, 1],
         "aligned_16": vector_loads(u),
         "repack": "farm_repack",
         "unaligned": unaligned,
-        **frame.facts(),
+        "family": "wgmma",
+        "grid": frame.grid(),
+        "threads": frame.threads,
+        "shared_bytes": frame.placement.bytes,
+        "tensor_maps": frame.tensor_maps(),
+        "workspace": frame.workspace(),
+        "parameters": parameters.facts(),
     }
     schedule = {
         **u.analysis.to_plain(),
@@ -136,7 +144,7 @@ def _wgmma(core: Program, target: Target) -> Translated:
         "ahead": frame.ahead,
         "stages": {t.name: t.stages for t in u.tiles.values()},
     }
-    return Translated(target.name, "cuda", w.text, make_launch(u, entry, facts, parameters), program_hash(core), schedule)
+    return Translated(target.name, "cuda", w.text, make_launch(u, entry, facts), program_hash(core), schedule)
 
 
 def _result_columns(u: Unit) -> int:

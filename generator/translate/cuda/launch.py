@@ -1,29 +1,27 @@
-"""How a CUDA kernel is launched, as plain data: docs/cuda_translator.md describes every field."""
+"""How a CUDA kernel is launched: the record put together from its parts. What the facts mean is told in `translate.facts`."""
 
 from __future__ import annotations
 
-from typing import Any
-
-from generator.translate.cuda.parameters import Parameters
 from generator.translate.cuda.scalars import plain
 from generator.translate.cuda.unit import Unit
+from generator.translate.facts import CudaFacts, Formula
 from generator.translate.records import Launch, ScalarParameter, TensorParameter
 
 
-def blocks(u: Unit) -> Any:
+def blocks(u: Unit) -> Formula:
     """The number of blocks of the whole grid, as an expression of scalars."""
-    out = plain(u.program.axes[0].extent)
+    out: Formula = plain(u.program.axes[0].extent)
     for axis in u.program.axes[1:]:
         out = ["*", out, plain(axis.extent)]
     return out
 
 
-def make_launch(u: Unit, entry: str, facts: dict[str, Any], parameters: Parameters) -> Launch:
+def make_launch(u: Unit, entry: str, facts: CudaFacts) -> Launch:
     tensors = tuple(
         TensorParameter(a.name, a.dtype, len(a.offset), len(a.shape), a.name in u.program.outputs) for a in u.matrices
     )
     scalars = tuple(ScalarParameter(n, a.dtype, a.positive) for n, a in u.program.arguments.items())
-    return Launch(entry, tensors, scalars, {**facts, "parameters": parameters.facts()})
+    return Launch(entry, tensors, scalars, facts)
 
 
 def vector_loads(u: Unit) -> list[str]:

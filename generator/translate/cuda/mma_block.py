@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from generator.tl.ir import Compute, Copy, For, Gemm, If, Op, Reshape, Stmt, walk
 from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import TYPES
-from generator.translate.cuda.elementwise import PLAIN, Setting
+from generator.translate.cuda.element_code import PLAIN, Setting
 from generator.translate.cuda.epilogue import write_store
 from generator.translate.cuda.grid import Scanned, has_edges, write_full, write_range
 from generator.translate.cuda.mma_order import Block, order_of

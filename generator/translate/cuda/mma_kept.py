@@ -8,7 +8,7 @@ them there, the orders say (`Loop.repeats`). Without a reference, a row's weight
 from __future__ import annotations
 
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.mma_loop import Loop
 from generator.translate.passes import LoopPlan
 

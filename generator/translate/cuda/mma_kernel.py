@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Allocate, Copy, For, Stmt, walk_statements
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.epilogue import write_alignment, write_width
 from generator.translate.cuda.grid import (
     iteration,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Copy, Gemm
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.grid import iteration
 from generator.translate.cuda.mma_block import MmaBlock
 from generator.translate.cuda.mma_order import has_room

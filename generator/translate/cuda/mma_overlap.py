@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Compute, Copy, Op, walk
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.mma_kept import keeps, write_kept, write_settled, write_state
 from generator.translate.cuda.mma_loop import Loop
 from generator.translate.cuda.mma_order import reads

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from generator.tl.ir import Copy
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.grid import iteration
 from generator.translate.cuda.mma_kept import between, keeps, write_settled, write_state, write_tried
 from generator.translate.cuda.mma_loop import Loop

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from generator.tl.ir import Allocate
 from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import BYTES, C_TYPES
 from generator.translate.cuda.unit import Unit
 from generator.translate.cuda.writer import Writer
+from generator.translate.facts import FieldType, ParameterBlock, ParameterField
 
 SIZES = {"tensor_map": 128, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
 ALIGNMENTS = {"tensor_map": 64, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
@@ -19,20 +20,21 @@ ALIGNMENTS = {"tensor_map": 64, "pointer": 8, "i64": 8, "i32": 4, "f32": 4}
 class Parameters:
     """Members in order of offset. `add` gives each the next offset that its alignment allows."""
 
-    members: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    members: list[tuple[str, ParameterField]] = field(default_factory=list)
     size: int = 0
     alignment: int = 8
 
-    def add(self, declaration: str, kind: str, **what: Any) -> None:
+    def add(self, declaration: str, kind: FieldType, **source: Any) -> None:
+        """source: where the value comes from, as `ParameterField` has it."""
         at = -(-self.size // ALIGNMENTS[kind]) * ALIGNMENTS[kind]
-        self.members.append((declaration, {"offset": at, "type": kind, **what}))
+        self.members.append((declaration, cast(ParameterField, {"offset": at, "type": kind, **source})))
         self.size = at + SIZES[kind]
         self.alignment = max(self.alignment, ALIGNMENTS[kind])
 
     def write(self, w: Writer, name: str = "Params") -> None:
         w(f"struct {name} {{", *(f"{declaration};" for declaration, _ in self.members), "};")
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ParameterBlock:
         total = -(-self.size // self.alignment) * self.alignment
         return {"bytes": total, "alignment": self.alignment, "fields": [f for _, f in self.members]}
 
@@ -44,7 +46,7 @@ def add_program(parameters: Parameters, u: Unit, addressed: list[Allocate]) -> N
         for k in range(len(a.offset) + len(a.shape)):
             parameters.add(f"i64 s_{a.name}_{k}", "i64", tensor=a.name, stride=k)
     for name, argument in u.program.arguments.items():
-        kind = "i32" if argument.dtype == "i32" else "f32"
+        kind: FieldType = "i32" if argument.dtype == "i32" else "f32"
         parameters.add(f"{'int' if kind == 'i32' else 'float'} a_{name}", kind, scalar=name)
 
 

@@ -6,7 +6,8 @@ from generator.tl.ir import COLS, ROWS, Compute, Copy, Expr, Index, Num, Op, Res
 from generator.tl.types import Kind
 from generator.translate.cuda import names
 from generator.translate.cuda.dtypes import TYPES
-from generator.translate.cuda.elementwise import PLAIN, Setting, scales_by_row
+from generator.translate.cuda.element_code import PLAIN, Setting
+from generator.translate.cuda.elementwise import compute, scales_by_row
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.unit import Unit, round_up
 
@@ -52,7 +53,7 @@ def write_statement(u: Unit, s: Stmt, setting: Setting = PLAIN, lazy: bool = Fal
     match s:
         case Compute():
             u.w(u.comment(s))
-            lines = u.code.compute(s, setting)
+            lines = compute(u.code, s, setting)
             scaled_by = scales_by_row(s, u.analysis.scope) if lazy else None
             if scaled_by:  # x * 1 is x: skipped while no row of the warp changes
                 x = u.code.temporary()
@@ -62,9 +63,9 @@ def write_statement(u: Unit, s: Stmt, setting: Setting = PLAIN, lazy: bool = Fal
         case Reshape():
             u.w(u.comment(s), f"to_operand<{TYPES[s.dtype]}>({names.tile(s.into)}, {names.tile(s.source)});")
         case Copy(source_level="global", into_level="register"):
-            u.w(u.comment(s), *u.code.compute(loaded_elements(u, s), setting))
+            u.w(u.comment(s), *compute(u.code, loaded_elements(u, s), setting))
         case Copy(source_level="shared", into_level="register"):
-            u.w(u.comment(s), *u.code.compute(Compute(s.into, Var(s.source)), setting))
+            u.w(u.comment(s), *compute(u.code, Compute(s.into, Var(s.source)), setting))
         case _:
             raise Refused("translate_failed", f"no code for: {u.comment(s)[3:]}", s.span.line)
 

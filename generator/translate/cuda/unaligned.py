@@ -8,13 +8,13 @@ The kernel itself knows nothing of it, so neither its registers nor its results 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from generator.targets import Target
 from generator.tl.ir import Hint, Program
 from generator.translate.cuda.parameters import Parameters
 from generator.translate.cuda.unit import Unit
 from generator.translate.cuda.writer import Writer
+from generator.translate.facts import SecondEntry
 
 #: Speed given up for size. `order`: blocks take tiles by number, so that all warps of a wgmma kernel's producer know the next.
 HINTS = {"split": "off", "ahead": "off", "order": "static", "announce": "off"}
@@ -37,12 +37,12 @@ def unaligned_unit(core: Program, target: Target, w: Writer) -> Unit:
     return unit
 
 
-def unaligned_facts(entry: str, shared_bytes: int, copies: str, parameters: Parameters | None = None) -> dict[str, Any]:
+def unaligned_facts(entry: str, shared_bytes: int, copies: str, parameters: Parameters | None = None) -> SecondEntry:
     """What of a launch description is another for the second entry point.
 
     copies: the family that moves tiles, of MOST_ROWS. parameters: where it has its own block.
     """
-    out: dict[str, Any] = {
+    out: SecondEntry = {
         "entry": entry_of(entry),
         "shared_bytes": shared_bytes,
         "aligned_16": [],
@@ -50,5 +50,5 @@ def unaligned_facts(entry: str, shared_bytes: int, copies: str, parameters: Para
         "most_rows": MOST_ROWS[copies],
     }
     if parameters is not None:
-        out |= {"parameters": parameters.facts(), "tensor_maps": [], "workspace": None}
+        out["parameters"], out["tensor_maps"], out["workspace"] = parameters.facts(), [], None
     return out

@@ -8,7 +8,7 @@ from generator.targets import Target
 from generator.tl.ir import Allocate, Copy, Expr, Gemm, Program, Stmt, walk_statements
 from generator.translate.cuda import names
 from generator.translate.cuda.comments import describe
-from generator.translate.cuda.elementwise import ElementCode
+from generator.translate.cuda.element_code import ElementCode
 from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.scalars import Scalars
 from generator.translate.cuda.writer import Writer

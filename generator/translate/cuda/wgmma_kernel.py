@@ -28,6 +28,7 @@ from generator.translate.cuda.wgmma_tiles import (
     place,
     tensor_map,
 )
+from generator.translate.facts import Formula, TensorMapFacts, Workspace
 from generator.translate.passes import LoopPlan
 from generator.translate.passes.scope import defs, uses
 
@@ -124,15 +125,16 @@ class Frame:
             fit = max(1, round((132 * u.rows / widest) ** 0.5))
         return ["max", 1, ["min", outer_blocks(u), fit]]
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "family": "wgmma",
-            "grid": [["min", blocks(self.u), "$sms"], 1, 1],
-            "threads": self.threads,
-            "shared_bytes": self.placement.bytes,
-            "tensor_maps": [tensor_map(self.u, t) for t in self.u.tiles.values()],
-            "workspace": None if self.static_order else {"bytes": 8, "zeroed": True, "exclusive": True},
-        }
+    def grid(self) -> list[Formula]:
+        """No more blocks than multiprocessors: each takes tiles until none are left."""
+        return [["min", blocks(self.u), "$sms"], 1, 1]
+
+    def tensor_maps(self) -> list[TensorMapFacts]:
+        return [tensor_map(self.u, t) for t in self.u.tiles.values()]
+
+    def workspace(self) -> Workspace | None:
+        """The queue of tiles: a counter of those taken, one of the blocks that have left."""
+        return None if self.static_order else {"bytes": 8, "zeroed": True, "exclusive": True}
 
 
 def write_barriers(frame: Frame) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from generator.tl.ir import Gemm, Stmt
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.grid import has_edges, iteration, write_full
 from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.wgmma_kernel import cursor, forced, write_count

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from generator.tl.ir import Copy, Gemm, Stmt
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.epilogue import write_store
 from generator.translate.cuda.grid import tile_coordinate
 from generator.translate.cuda.registers import write_statement

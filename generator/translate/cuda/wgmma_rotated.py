@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from generator.tl.ir import Compute, Expr, Gemm, Num, Op, Reshape, Stmt, Var, walk
 from generator.translate.cuda import names
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
+from generator.translate.cuda.elementwise import compute_in_two
 from generator.translate.cuda.grid import bound_of_rows, iteration, reads_rows
 from generator.translate.cuda.registers import write_initial
 from generator.translate.cuda.wgmma_kernel import forced
@@ -170,7 +171,7 @@ class RotatedLoop(Loop):
     def _cut_statement(self, s: Compute, setting: Setting) -> None:
         w, x, n = self.w, names.tile(s.into), self.u.shape(s.into)[1] // 8
         k = max(1, n * UNDER_SECOND // 16)
-        head, tail = self.u.code.compute_in_two(s, setting, k)
+        head, tail = compute_in_two(self.u.code, s, setting, k)
         w(
             self.u.comment(s),
             *head,

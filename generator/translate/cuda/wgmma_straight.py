@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from generator.tl.ir import Gemm, Num
-from generator.translate.cuda.elementwise import Setting
+from generator.translate.cuda.element_code import Setting
 from generator.translate.cuda.registers import write_initial
 from generator.translate.cuda.tile_order import loads_of
 from generator.translate.cuda.wgmma_loop import COLUMN_UNIT, Loop

@@ -11,6 +11,7 @@ from generator.translate.cuda.refusal import Refused
 from generator.translate.cuda.scalars import plain
 from generator.translate.cuda.tile_order import largest
 from generator.translate.cuda.unit import SharedTile, Unit, round_up
+from generator.translate.facts import TensorMapFacts
 from generator.translate.passes.scope import flatten
 
 CHUNK = 64  # columns of 128 bytes, the width of the swizzle
@@ -164,7 +165,7 @@ def is_chunked(t: SharedTile) -> bool:
     return t.cols % CHUNK == 0 and isinstance(columns, Num) and int(columns.value) % CHUNK == 0
 
 
-def tensor_map(u: Unit, t: SharedTile) -> dict[str, Any]:
+def tensor_map(u: Unit, t: SharedTile) -> TensorMapFacts:
     """Five axes, innermost first: columns of a chunk, rows, chunks, two leading axes; extents as expressions of scalars."""
     a = t.matrix
     lead = len(a.offset)

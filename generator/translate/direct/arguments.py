@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 from generator.translate.direct.expressions import expression
 from generator.translate.direct.reading import Field
+from generator.translate.facts import ParameterBlock, ParameterField
 from generator.translate.records import ScalarParameter, TensorParameter
 
 #: How an argument can be written -> its C type: for prompts, messages and docs/direct_author.md.
@@ -22,6 +23,8 @@ ARGUMENTS: tuple[str, ...] = (
 )
 _KINDS = ("tensor", "scalar", "value", "workspace", "map", "struct")
 _FIELDS = {name: f"an argument has one of {', '.join(_KINDS)}" for name in (*_KINDS, "stride", "type")}
+#: A `ParameterField` that has no offset yet.
+Source: TypeAlias = dict[str, Any]
 #: Type of a field -> (bytes, alignment).
 SIZES: dict[str, tuple[int, int]] = {"pointer": (8, 8), "i64": (8, 8), "i32": (4, 4), "f32": (4, 4), "tensor_map": (128, 64)}
 MAX_ARGUMENTS = 64
@@ -33,7 +36,7 @@ MAX_BYTES = 4096
 class Arguments:
     """fields: as in `Launch.target_facts`. parts: where each argument begins."""
 
-    fields: tuple[dict[str, Any], ...]
+    fields: tuple[ParameterField, ...]
     parts: tuple[int, ...]
     bytes: int
     alignment: int
@@ -42,7 +45,7 @@ class Arguments:
     def tensors(self) -> tuple[str, ...]:
         return tuple(f["tensor"] for f in self.fields if "tensor" in f)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> ParameterBlock:
         return {"bytes": self.bytes, "alignment": self.alignment, "fields": list(self.fields), "parts": list(self.parts)}
 
 
@@ -64,7 +67,8 @@ def read_arguments(
     groups = field.each(1, MAX_ARGUMENTS, "arguments", lambda f: _argument(f, known))
     if groups is None:
         return None
-    fields, parts, at, widest = [], [], 0, 1
+    fields: list[ParameterField] = []
+    parts, at, widest = [], 0, 1
     for group in groups:
         alignment = max(SIZES[f["type"]][1] for f in group)
         at, widest = _up(at, alignment), max(widest, alignment)
@@ -72,7 +76,7 @@ def read_arguments(
         for f in group:
             size, own = SIZES[f["type"]]
             at = _up(at, own)
-            fields.append({"offset": at, **f})
+            fields.append(cast(ParameterField, {"offset": at, **f}))
             at += size
         if len(group) > 1:
             at = _up(at, alignment)
@@ -85,7 +89,7 @@ def _up(at: int, alignment: int) -> int:
     return -(-at // alignment) * alignment
 
 
-def _argument(field: Field, known: _Known) -> tuple[dict[str, Any], ...] | None:
+def _argument(field: Field, known: _Known) -> tuple[Source, ...] | None:
     """One argument as the fields of the parameter block that it takes: one, or those of a struct."""
     if isinstance(field.value, dict) and "struct" in field.value:
         fields = field.fields({"struct": ""}, ())
@@ -97,7 +101,7 @@ def _argument(field: Field, known: _Known) -> tuple[dict[str, Any], ...] | None:
     return None if found is None else (found,)
 
 
-def _single(field: Field, known: _Known) -> dict[str, Any] | None:
+def _single(field: Field, known: _Known) -> Source | None:
     fields = field.fields(_FIELDS, ())
     if fields is None or len(fields) != len(field.value):
         return None
@@ -128,7 +132,7 @@ def _single(field: Field, known: _Known) -> dict[str, Any] | None:
             return field.wrong("a struct holds no struct; list its fields one after the other")
 
 
-def _tensor(fields: dict[str, Field], known: _Known) -> dict[str, Any] | None:
+def _tensor(fields: dict[str, Field], known: _Known) -> Source | None:
     name = fields["tensor"].one_of(known.tensors)
     if name is None or "stride" not in fields:
         return None if name is None else {"type": "pointer", "tensor": name}
@@ -136,7 +140,7 @@ def _tensor(fields: dict[str, Field], known: _Known) -> dict[str, Any] | None:
     return None if axis is None else {"type": "i64", "tensor": name, "stride": axis}
 
 
-def _value(fields: dict[str, Field], known: _Known) -> dict[str, Any] | None:
+def _value(fields: dict[str, Field], known: _Known) -> Source | None:
     kind = fields["type"].one_of(("i32", "i64", "f32")) if "type" in fields else "i32"
     if kind is None:
         return None

@@ -6,6 +6,7 @@ from generator.spec import AttentionSpec
 from generator.targets import CPU_TARGETS, Target
 from generator.translate.direct.parameters import NEEDED_TENSORS, call_scalars, call_tensors
 from generator.translate.direct.reading import Field
+from generator.translate.facts import LaunchFacts
 from generator.translate.records import Launch
 
 #: Field -> what it holds, for prompts, messages and docs/direct_author.md.
@@ -33,10 +34,10 @@ def cpu_launch(root: Field, spec: AttentionSpec, target: Target) -> Launch | Non
     numbers = fields["scalars"].names(scalars, "scalars") if "scalars" in fields else None
     positive = fields["positive"].names(scalars, "scalars") if "positive" in fields else ()
     isa = fields["isa"].one_of(_isas(target)) if "isa" in fields else target.isa
-    if root.problems or entry is None or listed is None or numbers is None:
+    if root.problems or entry is None or listed is None or numbers is None or isa is None:
         return None
     promised = call_scalars(spec, frozenset(positive or ()))
-    facts = {"isa": isa, "family": "direct", "foreign": True}
+    facts: LaunchFacts = {"isa": isa, "family": "direct", "foreign": True}
     order = (*numbers, *(name for name in positive or () if name not in numbers))
     return Launch(entry, tuple(tensors[n] for n in listed), tuple(promised[n] for n in order), facts)
 

@@ -16,6 +16,7 @@ from generator.translate.direct.expressions import expression
 from generator.translate.direct.parameters import call_scalars, call_tensors
 from generator.translate.direct.reading import Field
 from generator.translate.direct.tensor_maps import MAP_FIELDS, tensor_map
+from generator.translate.facts import CudaFacts, TensorMapFacts, Workspace
 from generator.translate.records import Launch
 
 MAX_THREADS = 1024
@@ -61,7 +62,7 @@ def cuda_launch(root: Field, spec: AttentionSpec, target: Target) -> Launch | No
     workspace = _workspace(fields.get("workspace"))
     arguments = None
     if "arguments" in fields and maps is not None:
-        arguments = read_arguments(fields["arguments"], tensors, scalars, len(maps), workspace is not None)
+        arguments = read_arguments(fields["arguments"], tensors, scalars, len(maps), "workspace" in fields)
     lists = {name: _names(fields, name, tensors) for name in ("aligned_16", "compact")}
     positive = _names(fields, "positive", scalars)
     if arguments is not None and maps is not None:
@@ -69,7 +70,7 @@ def cuda_launch(root: Field, spec: AttentionSpec, target: Target) -> Launch | No
     if root.problems or entry is None or shape is None or arguments is None or maps is None:
         return None
     mapped = [m["tensor"] for m in maps]
-    facts: dict[str, Any] = {
+    facts: CudaFacts = {
         "isa": target.isa,
         "family": "direct",
         "foreign": True,
@@ -131,17 +132,17 @@ def _three(field: Field, most: int, what: str) -> tuple[int, ...] | None:
     return found if product <= most else field.wrong(f"expected at most {most} {what} in all, found {product}")
 
 
-def _workspace(field: Field | None) -> dict[str, Any] | None:
+def _workspace(field: Field | None) -> Workspace | None:
     if field is None:
         return None
     fields = field.fields({"bytes": "give its size", "exclusive": "say whether launches may not overlap"}, ("bytes", "exclusive"))
     if fields is None or len(fields) < 2:
         return None
     size, exclusive = fields["bytes"].whole(1, MAX_WORKSPACE), fields["exclusive"].truth()
-    return {"bytes": size, "zeroed": True, "exclusive": exclusive}
+    return None if size is None or exclusive is None else {"bytes": size, "zeroed": True, "exclusive": exclusive}
 
 
-def _maps(fields: dict[str, Field], spec: AttentionSpec, target: Target) -> list[dict[str, Any]] | None:
+def _maps(fields: dict[str, Field], spec: AttentionSpec, target: Target) -> list[TensorMapFacts] | None:
     if "tensor_maps" not in fields:
         return []
     if target.compute_capability < 90:

@@ -8,6 +8,7 @@ from generator.spec import AttentionSpec
 from generator.translate.direct.expressions import expression
 from generator.translate.direct.parameters import call_scalars, call_tensors
 from generator.translate.direct.reading import Field
+from generator.translate.facts import TensorMapFacts
 
 ITEM_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2}
 
@@ -22,7 +23,7 @@ MAP_FIELDS: dict[str, str] = {
 }
 
 
-def tensor_map(field: Field, spec: AttentionSpec) -> dict[str, Any] | None:
+def tensor_map(field: Field, spec: AttentionSpec) -> TensorMapFacts | None:
     """The map as the launcher takes it, or None."""
     fields = field.fields(MAP_FIELDS, MAP_FIELDS)
     if fields is None or len(fields) < len(MAP_FIELDS):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec
+from generator.translate.facts import CudaFacts, FieldType, ParameterField
 from generator.translate.records import Launch, Translated
 from verifier.traps import causal_form, launch_of
 
@@ -73,16 +73,17 @@ _PLACES = ("FAULT_FIRST", "FAULT_SCALE", "FAULT_OUT", "FAULT_LAST")
 def cuda_launch(spec: AttentionSpec, isa: str, shared_bytes: int = 0) -> Launch:
     """How the hand-made kernels are called: the struct at the head of the source, field by field."""
     plain = launch_of(spec)
-    fields: list[dict[str, Any]] = [{"offset": 8 * i, "type": "pointer", "tensor": t.name} for i, t in enumerate(plain.tensors)]
+    fields: list[ParameterField] = [{"offset": 8 * i, "type": "pointer", "tensor": t.name} for i, t in enumerate(plain.tensors)]
     at = 8 * len(fields)
     for t in plain.tensors:
         for axis in range(t.ndim):
             fields.append({"offset": at, "type": "i64", "tensor": t.name, "stride": axis})
             at += 8
     for s in plain.scalars:
-        fields.append({"offset": at, "type": s.dtype, "scalar": s.name})
+        kind: FieldType = "i32" if s.dtype == "i32" else "f32"
+        fields.append({"offset": at, "type": kind, "scalar": s.name})
         at += 4
-    facts = {
+    facts: CudaFacts = {
         "isa": isa,
         "family": "plain",
         "grid": [["*", ["*", "Batch", "Heads"], "SeqQ"], 1, 1],
