@@ -58,8 +58,27 @@ def writing(name: str, path: Path) -> Iterator[None]:
         raise InputError(name, f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
 
 
+#: Of one line of a message: what the user gave may be of any length, and is in it.
+LONGEST_LINE = 500
+#: Of one message: the rest is counted.
+MOST_LINES = 24
+
+
 def fail(message: str) -> None:
-    print(f"farm: {message}", file=sys.stderr)
+    """One line on standard error; what the user gave is in it, so that nothing of it may steer the terminal."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in message)
+    if len(line) > LONGEST_LINE:
+        line = f"{line[: LONGEST_LINE - 160]} [...] {line[-150:]}"
+    print(f"farm: {line}", file=sys.stderr)
+
+
+def fail_lines(message: str) -> None:
+    """A message of several findings, a line each, as far as a screen goes."""
+    lines = message.splitlines()
+    for line in lines[:MOST_LINES]:
+        fail(line)
+    if len(lines) > MOST_LINES:
+        fail(f"{len(lines) - MOST_LINES} more lines")
 
 
 def print_lines(lines: Iterable[str]) -> None:
@@ -102,8 +121,7 @@ def guard(app: Callable[..., Any]) -> int:
     except ValueError as error:
         if not _is_input_error(error):
             raise
-        for line in str(error).splitlines():
-            fail(line)
+        fail_lines(str(error))
         return EXIT_INPUT
 
 

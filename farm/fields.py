@@ -15,7 +15,10 @@ import yaml
 
 T = TypeVar("T")
 MAX_BYTES = 1 << 20
-MAX_NODES = 50_000
+MAX_NODES = 50_000  # read in about a second
+MAX_DEPTH = 50
+MOST_TOLD = 20
+LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +35,12 @@ class Problem:
 
 
 class DocumentError(ValueError):
-    """A document that cannot be used: all of its problems, and one line for each as text."""
+    """A document that cannot be used: all of its problems, and as text one line for each, as far as a screen goes."""
 
     def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
         self.file, self.problems = file, problems
-        super().__init__("\n".join(p.render(file) for p in problems))
+        more = [f"{file}: {len(problems) - MOST_TOLD} more wrong fields"] if len(problems) > MOST_TOLD else []
+        super().__init__("\n".join([p.render(file) for p in problems[:MOST_TOLD]] + more))
 
 
 def show(value: Any) -> str:
@@ -121,7 +125,7 @@ class Reader:
         limits = f"from {lo} to {hi}" if too_large or hi < 2**31 - 1 else f"of at least {lo}"
         return self.expected(f"a whole number {limits}")
 
-    def number(self, lo: float = -math.inf, what: str = "a finite number") -> float | None:
+    def number(self, lo: float = -math.inf, what: str = "a finite number", hi: float = math.inf) -> float | None:
         """A finite number. YAML 1.1 reads 1e-5 as text: such text is taken as the number that its writer meant."""
         value = self.value
         if isinstance(value, str):
@@ -129,14 +133,20 @@ class Reader:
                 value = float(value)
             except ValueError:
                 value = None
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= lo:
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and lo <= value <= hi:
             return float(value)
         return self.expected(what)
 
     def text(self, what: str = "a text") -> str | None:
-        if isinstance(self.value, str) and self.value.strip():
-            return self.value
-        return self.expected(what)
+        """Of characters that can be seen: what a plan names is printed in tables and stands in the names of files."""
+        if not isinstance(self.value, str) or not self.value.strip():
+            return self.expected(what)
+        return self.value if self.value.isprintable() else self.expected(f"{what} on one line, of characters that can be seen")
+
+    def name(self) -> str | None:
+        if isinstance(self.value, str) and len(self.value) > LONGEST_NAME:
+            return self.wrong(f"expected a text of at most {LONGEST_NAME} characters, found {len(self.value)}")
+        return self.text()
 
     def one_of(self, *allowed: str) -> str | None:
         if isinstance(self.value, str) and self.value in allowed:
@@ -148,8 +158,25 @@ class Reader:
         return "a mapping" if isinstance(self.value, dict) else "a list" if isinstance(self.value, list) else show(self.value)
 
 
+class _TooLarge(Exception):
+    """A document that would take long to read."""
+
+
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]
-    """YAML's safe scalars, without times: `2026-11-30` and `12:30:00` are texts."""
+    """YAML's safe scalars, without times: `2026-11-30` and `12:30:00` are texts. Stops at the first value too many."""
+
+    num_nodes = depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        self.num_nodes += 1
+        self.depth += 1
+        if self.num_nodes > MAX_NODES:
+            raise _TooLarge(f"more than {MAX_NODES} values")
+        if self.depth > MAX_DEPTH:
+            raise _TooLarge(f"nested deeper than {MAX_DEPTH} levels")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
 
 _Loader.yaml_implicit_resolvers = {
@@ -167,18 +194,17 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
-def _check_size(root: yaml.Node) -> str:
-    """Empty when small enough: aliases of aliases may stand for millions of fields."""
+def _check_aliases(root: yaml.Node) -> None:
+    """Raises _TooLarge: aliases of aliases may stand for millions of fields."""
     count, open_nodes = 0, [(root, 0)]
     while open_nodes:
         node, depth = open_nodes.pop()
         count += 1
         if count > MAX_NODES:
-            return f"more than {MAX_NODES} values"
-        if depth > 50:
-            return "nested deeper than 50 levels"
+            raise _TooLarge(f"more than {MAX_NODES} values")
+        if depth > MAX_DEPTH:
+            raise _TooLarge(f"nested deeper than {MAX_DEPTH} levels")
         open_nodes.extend((child, depth + 1) for child in _children(node))
-    return ""
 
 
 def _build(loader: yaml.SafeLoader, node: yaml.Node, path: str, problems: list[Problem]) -> Reader:
@@ -218,14 +244,13 @@ def read_document(text: str, file: str) -> Reader:
         root = loader.get_single_node()
         if root is None:
             raise refuse("the file is empty")
-        if trouble := _check_size(root):
-            raise refuse(trouble)
+        _check_aliases(root)
         return _build(loader, root, "", [])
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise refuse(f"not YAML: {error.problem or error.context or 'cannot be read'}", line) from None
-    except RecursionError:
-        raise refuse("nested deeper than 50 levels") from None
+    except _TooLarge as error:
+        raise refuse(str(error)) from None
     except yaml.YAMLError as error:
         raise refuse(f"not YAML: {str(error).splitlines()[0] or type(error).__name__}") from None
     finally:

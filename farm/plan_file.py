@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from catalog.locations import read_small
-from farm.fields import DocumentError, Problem, Reader, did_you_mean, read_document
+from farm.fields import DocumentError, Problem, Reader, did_you_mean, read_document, show
 from farm.plan import AUTHORS, Budget, Model, Plan, Shape, Tuning
 from farm.rules import known_rules, known_targets
 from farm.variants import VariantsError, load_variants
 from generator.authors.ledger import Price
-from generator.spec import TL_DTYPES, AttentionSpec, Rule, SpecError, spec_from_plain
+from generator.spec import TL_DTYPES, AttentionSpec, Layout, Phase, Rule, SpecError
 from verifier.records import RIVAL_GROUPS
 
 PlanError = DocumentError
+PHASES: tuple[str, ...] = get_args(Phase)
+LAYOUTS: tuple[str, ...] = get_args(Layout)
 
 
 def load_plan(path: str | Path | None = None) -> Plan:
@@ -58,7 +60,7 @@ def _plan(root: Reader, folder: Path) -> Plan | None:
     dtypes = root.take("dtypes", _dtypes, DEFAULT_DTYPES)
     shapes = _shapes(root)
     plan = Plan(
-        name=root.take("name", Reader.text) or "plan",
+        name=root.take("name", Reader.name) or "plan",
         models=root.take("models", lambda r: r.all(lambda m: _model(m, dtypes, shapes))) or (),
         raw_specs=root.take("specs", lambda r: r.all(_raw_spec)) or (),
         targets=root.take("targets", _targets) or ("cpu",),
@@ -119,7 +121,7 @@ def _shape(reader: Reader, batch: int) -> Shape | None:
     seqlen_q = reader.take("seqlen_q", Reader.whole, seqlen, required=needed)
     seqlen_k = reader.take("seqlen_k", Reader.whole, seqlen, required=needed)
     own_batch = reader.take("batch", Reader.whole, batch)
-    phase = reader.take("phase", lambda r: r.one_of("prefill", "decode"), "prefill")
+    phase = reader.take("phase", lambda r: r.one_of(*PHASES), PHASES[0])
     reader.finish()
     return Shape(own_batch, seqlen_q, seqlen_k, phase) if own_batch and seqlen_q and seqlen_k and phase else None
 
@@ -132,7 +134,7 @@ def _model(reader: Reader, dtypes: tuple[str, ...] | None, shapes: tuple[Shape, 
     num_kv_heads = reader.take("num_kv_heads", Reader.whole, num_heads)
     head_dim = reader.take("head_dim", Reader.whole, required=True)
     model = Model(
-        name=reader.take("name", Reader.text, required=True) or "",
+        name=reader.take("name", Reader.name, required=True) or "",
         num_heads=num_heads or 1,
         num_kv_heads=num_kv_heads or 1,
         head_dim=head_dim or 1,
@@ -142,7 +144,7 @@ def _model(reader: Reader, dtypes: tuple[str, ...] | None, shapes: tuple[Shape, 
         masks=reader.take("masks", lambda r: _rules(r, "mask")) or (),
         scores=reader.take("scores", lambda r: _rules(r, "score")) or (),
         softmax_scale=reader.take("softmax_scale", Reader.number),
-        layout=reader.take("layout", lambda r: r.one_of("bhsd", "bshd"), "bhsd") or "bhsd",
+        layout=reader.take("layout", lambda r: r.one_of(*LAYOUTS), LAYOUTS[0]) or LAYOUTS[0],
     )
     reader.finish()
     if len(reader.problems) > before:
@@ -158,9 +160,7 @@ def _checked(reader: Reader, model: Model) -> Model | None:
         for _ in model.specs():
             pass
     except SpecError as error:
-        name, _, message = str(error).partition(": ")
-        place = reader.get(name) if name in reader.taken else None
-        return (place or reader).wrong(message if place else str(error))
+        return _wrong_spec(reader, error)
     return model
 
 
@@ -184,26 +184,45 @@ def _rule(reader: Reader, kind: str) -> Rule | None:
         return reader.expected(f"a {kind} rule, such as {next(iter(known))} or {{name: {{parameter: value}}}}")
     if name not in known:
         near = did_you_mean(name, tuple(known))
-        return reader.wrong(f"expected a {kind} rule of {', '.join(known)}, found {name!r}{near}")
+        return reader.wrong(f"expected a {kind} rule of {', '.join(known)}, found {show(name)}{near}")
     return known[name].read(given, reader)
 
 
 def _raw_spec(reader: Reader) -> AttentionSpec | None:
-    if not reader.fields("the fields of an AttentionSpec"):
+    """One problem with every field of its own; lengths and batch may be 0."""
+    if not reader.fields("num_heads, head_dim, batch, seqlen_q, seqlen_k, ..."):
         return None
     before = len(reader.problems)
-    plain = {name: r.value for name, r in reader.value.items() if not isinstance(r.value, list | dict)}
-    for kind in ("mask", "score"):
-        if rules := reader.get(kind + "s"):
-            plain[kind + "s"] = [{"name": r.name, "parameters": r.parameters} for r in _rules(rules, kind)]
+    num_heads = reader.take("num_heads", Reader.whole, required=True)
+    head_dim = reader.take("head_dim", Reader.whole, required=True)
+    plain: dict[str, Any] = {
+        "num_heads": num_heads,
+        "num_kv_heads": reader.take("num_kv_heads", Reader.whole, num_heads),
+        "head_dim": head_dim,
+        "head_dim_v": reader.take("head_dim_v", Reader.whole, head_dim),
+        **{n: reader.take(n, lambda r: r.whole(0), required=True) for n in ("batch", "seqlen_q", "seqlen_k")},
+        "dtype": reader.take("dtype", lambda r: r.one_of(*TL_DTYPES), DEFAULT_DTYPES[0]),
+        "masks": reader.take("masks", lambda r: _rules(r, "mask"), ()),
+        "scores": reader.take("scores", lambda r: _rules(r, "score"), ()),
+        "phase": reader.take("phase", lambda r: r.one_of(*PHASES), PHASES[0]),
+        "softmax_scale": reader.take("softmax_scale", Reader.number),
+        "layout": reader.take("layout", lambda r: r.one_of(*LAYOUTS), LAYOUTS[0]),
+        "name": reader.take("name", Reader.name, ""),
+    }
+    reader.finish()
     if len(reader.problems) > before:
         return None
     try:
-        plain.setdefault("num_kv_heads", plain.get("num_heads"))
-        plain.setdefault("head_dim_v", plain.get("head_dim"))
-        return spec_from_plain(plain)
+        return AttentionSpec(**plain)
     except SpecError as error:
-        return reader.wrong(str(error))
+        return _wrong_spec(reader, error)
+
+
+def _wrong_spec(reader: Reader, error: SpecError) -> None:
+    """Notes what no attention has at the field that it names, where the plan gives that."""
+    name, _, message = str(error).partition(": ")
+    place = reader.get(name) if name in reader.taken else None
+    (place or reader).wrong(message if place else str(error))
 
 
 def _options(reader: Reader) -> tuple[tuple[str, Any], ...]:
@@ -241,7 +260,7 @@ def _tuning(reader: Reader) -> Tuning | None:
     default = Tuning()
     candidates = reader.take("candidates", lambda r: r.whole(1, 1000), default.candidates)
     keep = reader.take("keep", lambda r: r.number(0.0, "a share above 0 and below 1"), default.keep)
-    measure_s = reader.take("measure_s", lambda r: r.number(0.01, "seconds, at least 0.01"), default.measure_s)
+    measure_s = reader.take("measure_s", lambda r: r.number(0.01, "seconds, from 0.01 to 3600", 3600.0), default.measure_s)
     if keep is not None and not 0 < keep < 1 and (place := reader.get("keep")):
         place.expected("a share above 0 and below 1")
     reader.finish()

@@ -115,6 +115,16 @@ def test_bad_arguments_are_one_line_and_leave_nothing(args: tuple[str, ...], mes
     assert not list(tmp_path.iterdir())
 
 
+def test_what_was_given_is_told_short_and_steers_no_terminal(tmp_path: Path) -> None:
+    for given, told in (
+        ("\x1b[31m" + "y" * 9000 + "\u202e.yaml", r"farm: \x1b[31myyy"),
+        ("a\nb.yaml", r"farm: a\nb.yaml: cannot"),
+    ):
+        done = farm("sweep", given, cwd=tmp_path)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and line.startswith(told) and line.isprintable() and len(line) < 600
+
+
 @pytest.mark.parametrize("args", [("sweep", "no.yaml"), ("variants", "."), ("explain", "0x32x777")], ids=" ".join)
 def test_a_process_says_the_same_as_a_call(args: tuple[str, ...], tmp_path: Path) -> None:
     here, apart = farm(*args, cwd=tmp_path), farm_apart(*args, cwd=tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from farm.flags import changed_plan
 from farm.plan_file import PlanError, load_plan, read_plan
 from farm.search import Versions
+from generator.spec import AttentionSpec
 
 GOOD = """
 models:
@@ -62,6 +64,8 @@ BILLION_LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "\n".join(
     f"{name}: &{name} [{','.join(['*' + before] * 10)}]" for before, name in zip("abcde", "bcdef", strict=True)
 )
 
+SPEC = "{num_heads: 4, head_dim: 64, batch: 1, seqlen_q: 0, seqlen_k: 8}"
+
 WRONG = [
     ("seqlens: [128, 777]", "seqlens: [128, x]", "p.yaml:8: models[0].seqlens[1]: expected a whole number of at least 1, found 'x'"),  # noqa: E501
     ("seqlens: [128, 777]", "seqlens: [0]", "p.yaml:8: models[0].seqlens[0]: expected a whole number of at least 1, found 0"),
@@ -89,6 +93,18 @@ WRONG = [
     ("masks: [causal]", "softmax_scale: 1.0e+60", "p.yaml:7: models[0].softmax_scale: expected a finite number that fp32 holds, found 1e+60"),
     ("masks: [causal]", "scores: [{softcap: {cap: 1.0e-60}}]", "p.yaml:3: models[0]: softcap.cap: expected a finite number that fp32 holds, found 1e-60"),
     ("targets:", "variants: nowhere.py\ntargets:", "p.yaml:10: variants: "),
+    ("masks: [causal]", f"masks: [{'y' * 9000}]", "p.yaml:7: models[0].masks[0]: expected a mask rule of causal, window, sink_window, prefix, document, padding, found 'yyyy"),
+    ("targets:", 'name: "a\\nb"\ntargets:', r"p.yaml:10: name: expected a text on one line, of characters that can be seen, found 'a\nb'"),
+    ("targets:", 'name: "\\e[31mred"\ntargets:', r"p.yaml:10: name: expected a text on one line, of characters that can be seen, found '\x1b[31mred'"),
+    ("targets:", f"name: {'y' * 201}\ntargets:", "p.yaml:10: name: expected a text of at most 200 characters, found 201"),
+    ("targets:", "tuning: {measure_s: 1.0e+30}\ntargets:", "p.yaml:10: tuning.measure_s: expected seconds, from 0.01 to 3600, found 1e+30"),
+    ("targets:", "specs: [causal]\ntargets:", "p.yaml:10: specs[0]: expected a mapping (num_heads, head_dim, batch, seqlen_q, seqlen_k, ...), found 'causal'"),
+    ("targets:", f"specs: [{SPEC[:-1]}, dtype: [fp32]}}]\ntargets:", "p.yaml:10: specs[0].dtype: expected one of fp32, fp16, bf16, found a list"),
+    ("targets:", f"specs: [{SPEC[:-1]}, mask: [causal]}}]\ntargets:", "p.yaml:10: specs[0].mask: unknown field; did you mean 'masks'?"),
+    ("targets:", f"specs: [{SPEC[:-1]}, masks: !!binary x}}]\ntargets:", "p.yaml:10: specs[0].masks: expected a plain value, found 'x'"),
+    ("targets:", f"specs: [{SPEC[:-1]}, softmax_scale: true}}]\ntargets:", "p.yaml:10: specs[0].softmax_scale: expected a finite number, found true"),
+    ("targets:", f"specs: [{SPEC[:-1]}, num_kv_heads: 3}}]\ntargets:", "p.yaml:10: specs[0].num_kv_heads: expected a divisor of num_heads = 4, found 3"),
+    ("targets:", f"specs: [{SPEC.replace('seqlen_q: 0', 'seqlen_q: 99999999999')}]\ntargets:", "p.yaml:10: specs[0].seqlen_q: expected a whole number from 0 to 2147483647, found 99999999999"),
 ]  # fmt: skip
 # ruff: noqa: E501
 
@@ -104,6 +120,24 @@ def test_a_target_or_dtype_that_is_named_twice_is_one() -> None:
     twice = read_plan(GOOD.replace("cpu, sm_80", "cpu, sm_80, cpu").replace("fp32, bf16", "fp32, bf16, fp32"), "p.yaml")
     assert list(twice.problems()) == list(read_plan(GOOD, "p.yaml").problems())
     assert changed_plan(twice, targets="cpu, cpu").targets == ("cpu",)
+
+
+def test_a_problem_may_be_given_field_by_field() -> None:
+    (spec,) = read_plan(f"specs: [{SPEC}]", "p.yaml").specs()
+    assert spec == AttentionSpec(4, 4, 64, 64, 1, 0, 8)
+
+
+def test_of_a_thousand_wrong_fields_a_screen_is_told() -> None:
+    with pytest.raises(PlanError) as caught:
+        read_plan("\n".join(f"field{n}: 1" for n in range(1000)), "p.yaml")
+    lines = str(caught.value).splitlines()
+    assert len(caught.value.problems) == 1000 and len(lines) == 21 and lines[-1] == "p.yaml: 980 more wrong fields"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{a: " * 100_000, "a: [" + "1," * 500_000 + "]", "- " * 500_000])
+def test_a_hostile_document_is_refused_in_a_moment(text: str) -> None:
+    began = time.process_time()
+    assert len(problems(text)) == 1 and time.process_time() - began < 2.0
 
 
 def test_all_wrong_fields_come_at_once_in_order() -> None:
