@@ -179,8 +179,14 @@ def test_an_actor_whose_constructor_crashes_leaves_service_and_holds_up_nobody(
                 os.abort()
             super().__init__(device, expected_class, shop)
 
+    async def noticed() -> None:
+        """On a busy machine the other two may be through before that node has started an actor at all."""
+        until = time.monotonic() + 60
+        while not any(d["out_of_service"] for d in farm.executor.state()["devices"]) and time.monotonic() < until:
+            await asyncio.sleep(0.05)
+
     monkeypatch.setattr(actors, "Device", actors.ray.remote(max_restarts=0, max_task_retries=0)(Crashing))
-    farm.run("prove=0.05")
+    farm.run("prove=0.05", meanwhile=noticed)
     assert farm.reasons() == {"ok": 6}
     (out,) = [d for d in farm.executor.state()["devices"] if d["out_of_service"]]
     assert out["class"] == "t4" and "3 deaths in a row" in out["out_of_service"]
