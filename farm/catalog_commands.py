@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from farm.config import catalog_location
-from farm.console import EXIT_FAILED, CatalogOption, InputError, JsonOption, check_writable
+from farm.console import EXIT_FAILED, App, CatalogOption, InputError, JsonOption, check_writable
 
 if TYPE_CHECKING:
     from catalog.store import Catalog
 
-catalog_app = typer.Typer(no_args_is_help=True, help="The catalog of kernels: look at it, choose from it, keep it in order.")
+catalog_app = App(no_args_is_help=True, help="The catalog of kernels: look at it, choose from it, keep it in order.")
 
 WhereOption = Annotated[
     str | None,

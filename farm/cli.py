@@ -20,6 +20,7 @@ from farm.console import (
     EXIT_BROKEN_OFF,
     EXIT_FAILED,
     EXIT_STOPPED,
+    App,
     CatalogOption,
     InputError,
     JsonOption,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from farm.plan import Plan
     from farm.summary import Summary
 
-app = typer.Typer(
+app = App(
     name="farm",
     help="Writes attention kernels, judges them, keeps them in a catalog that torch programs load.",
     no_args_is_help=True,
@@ -136,9 +137,11 @@ def sweep(
         _print_problems(chosen, as_json)
         return
     from farm.config import load_config
+    from farm.executors import check_stages
     from farm.on_ray import Options
     from farm.sweep import run_sweep
 
+    check_stages(stages)
     config = load_config()
     where = chosen.catalog or config.catalog if catalog is None else catalog
     options = Options(where, executor, address, quiet, stages, allow_missing, sanitize)

@@ -35,6 +35,29 @@ class InputError(ValueError):
         super().__init__(f"{name}: {message}" if name else message)
 
 
+class _Command(typer.core.TyperCommand):
+    """A command to which an option or argument without a text is a slip, such as a variable that is not set, and never a way to
+    leave it out.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises InputError that names the option."""
+        given, _, order = self.make_parser(ctx).parse_args(args=list(args))
+        for parameter in order:
+            values = given.get(parameter.name or "")
+            if any(isinstance(v, str) and not v.strip() for v in (values if isinstance(values, list | tuple) else [values])):
+                name = max(parameter.opts, key=len) if parameter.param_type_name == "option" else (parameter.name or "").upper()
+                raise InputError(name, "expected a value, found an empty text")
+        return super().parse_args(ctx, args)
+
+
+class App(typer.Typer):
+    """A group of our commands."""
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
+        return super().command(name, **{"cls": _Command} | settings)
+
+
 def check_writable(name: str, path: Path) -> None:
     """Before the work whose result goes to the file that `name` names. Raises InputError where it could not be written.
 

@@ -13,7 +13,8 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from catalog.errors import StorageError
-from farm.jobs import Built, Job, Row, Shop
+from farm.console import InputError
+from farm.jobs import STAGES, Built, Job, Row, Shop
 from farm.places import Place, places_of
 from farm.quiet import StillBusy
 
@@ -55,6 +56,16 @@ class Executor(Protocol):
 def stages_of(shop: Shop) -> Any:
     """The module that does the work of a shop."""
     return importlib.import_module(shop.stages)
+
+
+def check_stages(name: str) -> None:
+    """Raises InputError for a module that is not there, or does no work of the kind."""
+    try:
+        lacking = [part for part in ("build", "prove", "row_without_verdict") if not hasattr(importlib.import_module(name), part)]
+    except (ImportError, TypeError, ValueError) as error:  # TypeError: of a name that begins with a dot
+        raise InputError("--stages", f"expected a module such as {STAGES}, found {name!r}: {error}") from None
+    if lacking:
+        raise InputError("--stages", f"expected a module such as {STAGES}, found {name!r}, which has no {', no '.join(lacking)}")
 
 
 #: How the message of a row begins that ended because a disk is full: nothing else would end otherwise.

@@ -25,7 +25,7 @@ class TurnedAway(OSError):
 
 
 def knock(address: str, token: str = "") -> None:
-    """address: HOST:PORT or ray://HOST:PORT; others are left to Ray, which has its own words for them. token: what is shown, if any.
+    """address: HOST:PORT or ray://HOST:PORT; others are left to Ray, which has words for them. token: what is shown, if any.
 
     Raises ValueError for a ray:// address without host or port, OSError where nobody listens, TurnedAway.
     """

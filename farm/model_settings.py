@@ -103,6 +103,9 @@ def read_settings(
         _check_url(settings.base_url)
     if settings.style not in STYLES:
         raise InputError("author_options.style", f"expected one of {', '.join(STYLES)}, found {settings.style!r}")
+    if author == "llm-direct" and (named := [name for name in ("style", "translator") if name in options]):
+        found = f"found {options[named[0]]!r} with the llm-direct author, which writes device code itself: leave it out"
+        raise InputError(f"--{named[0]}", f"says how an author of TL goes about it; {found}, or take --author llm")
     if settings.max_tokens >= settings.token_limit:
         found = f"{settings.max_tokens} of {settings.token_limit}"
         raise InputError("author_options.max_tokens", f"expected less than token_limit, found {found}")

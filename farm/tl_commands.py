@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from farm.console import InputError, JsonOption, check_writable, writing
+from farm.console import App, InputError, JsonOption, check_writable, writing
 
 if TYPE_CHECKING:
     from generator.tl.ir import Program
 
-tl_app = typer.Typer(no_args_is_help=True, help="The Thinking Language by itself: check, format, run and translate a file.")
+tl_app = App(no_args_is_help=True, help="The Thinking Language by itself: check, format, run and translate a file.")
 
 FileArgument = Annotated[str, typer.Argument(help="A TL file, or - for standard input.", show_default=False)]
 SetOption = Annotated[list[str] | None, typer.Option("--set", help="NAME=VALUE: a hole or an argument. Repeatable.")]

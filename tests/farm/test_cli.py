@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from farm.cli import app
 
 ROOT = Path(__file__).parents[2]
+DIRECT = ("--author", "llm-direct", "--model", "m")
 CAUSAL = str(ROOT / "examples/tl/causal.tl")
 
 
@@ -74,15 +75,14 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("sweep", "no.yaml"), "no.yaml: cannot be read"),
         (("sweep", "--tragets", "cpu"), "--tragets"),
         (("sweeep",), "sweeep"),
-        (("sweep", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
+        (("sweep", "--catalog", ""), "--catalog: expected a value, found an empty text"),
         (("sweep", "--catalog", "foo://bar"), "catalog: cannot use 'foo://bar'"),
         (
             ("sweep", "--address", "nowhere"),
-            "expected local, or a running cluster: auto or ray://HOST:PORT; 'nowhere'",
+            "expected local, or a running cluster: auto, HOST:PORT or ray://HOST:PORT; 'nowhere'",
         ),
         (("sweep", "--budget", "hours=1"), "--budget: expected one of minutes, attempts, usd, tokens, gpu_s, found 'hours'"),
         (("catalog", "list", "--catalog", "none"), "catalog: there is no catalog at"),
-        (("report", "--catalog", ""), "catalog: expected a path or a URI, found an empty text"),
         (("variants", "."), "cannot be read: is a directory"),
         (("selftest", "--device", "gpu"), "--device: expected cpu, a GPU such as cuda:0, or a GPU's UUID, found 'gpu'"),
         (("explain", "1x32/7x777"), "CALL: expected numbers of at least 1, heads a multiple of key heads, found '1x32/7x777'"),
@@ -91,7 +91,22 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("tl", "run", CAUSAL, "--inputs", CAUSAL), "causal.tl: expected arrays in NumPy's .npz form"),
         (("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"), "--output: none/x.cpp: cannot be written"),
         (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such folder; mkdir -p none"),
-        (("tl", "run", CAUSAL, "-o", ""), "--output: expected the name of a file, found '.'"),
+        (("tl", "run", CAUSAL, "-o", "."), "--output: expected the name of a file, found '.'"),
+        (("tl", "run", CAUSAL, "-o", ""), "--output: expected a value, found an empty text"),
+        (
+            ("sweep", "--stages", "no.such"),
+            "--stages: expected a module such as farm.stages, found 'no.such': No module",
+        ),
+        (("sweep", "--stages", ".x"), "--stages: expected a module such as farm.stages, found '.x'"),
+        (("sweep", "--stages", "json"), "found 'json', which has no build, no prove, no row_without_verdict"),
+        (
+            ("sweep", "--dry-run", *DIRECT, "--style", "one_pass"),
+            "--style: says how an author of TL goes about it; found 'one",
+        ),
+        (
+            ("sweep", "--dry-run", *DIRECT, "--translator", "llm"),
+            "--translator: says how an author of TL goes about it; found",
+        ),
         (("sweep", "/dev/zero"), "/dev/zero: cannot be read: file too large"),
         (("variants", "/dev/zero"), "/dev/zero: cannot be read: file too large"),
         (("sweep", "--budget", "usd=1,usd=2"), "--budget: expected usd once, found it twice in 'usd=1,usd=2'"),
@@ -123,6 +138,23 @@ def test_what_was_given_is_told_short_and_steers_no_terminal(tmp_path: Path) -> 
         done = farm("sweep", given, cwd=tmp_path)
         (line,) = done.stderr.splitlines()
         assert done.returncode == 2 and line.startswith(told) and line.isprintable() and len(line) < 600
+
+
+@pytest.mark.parametrize("path", commands(), ids=" ".join)
+def test_nothing_may_be_given_as_an_empty_text(path: tuple[str, ...]) -> None:
+    """Of every option and argument that takes a value, whatever the command: it is said before anything is done."""
+    command, others = find(path), []
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False):
+            continue
+        if parameter.param_type_name == "argument":
+            given, name = [*others, ""], (parameter.name or "").upper()
+            others.append("x")
+        else:
+            name = max(parameter.opts, key=len)
+            given = [name, ""]
+        done = farm(*path, *given)
+        assert done.returncode == 2 and done.stderr == f"farm: {name}: expected a value, found an empty text\n", (name, done)
 
 
 @pytest.mark.parametrize("args", [("sweep", "no.yaml"), ("variants", "."), ("explain", "0x32x777")], ids=" ".join)
