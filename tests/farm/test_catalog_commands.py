@@ -191,7 +191,7 @@ def test_a_stranger_among_the_records_of_runs_is_one_finding_of_many(farm, held)
         (("revoke", "--reason", "x"), "revoke: expected a row id or --binary"),
         (("list", "-c", "bogus://x/y"), "catalog: cannot use 'bogus://x/y'"),
         (("list", "--columns", ",,"), "--columns: expected names such as row_id,p50_s, found ',,'"),
-        (("export", "x.csv", "--columns", ""), "--columns: expected names such as row_id,p50_s, found ''"),
+        (("export", "x.csv", "--columns", ""), "--columns: expected a value, found an empty text"),
         (("list", "--limit", str(10**30)), "Invalid value for '--limit'"),
         (("list", "--where", "(" * 5000), "filter: expected parentheses and 'not' at most 100 deep, found more"),
         (("list", "--where", "not " * 5000), "filter: expected parentheses and 'not' at most 100 deep, found more"),

@@ -79,7 +79,7 @@ SIZES = ("--set", "M=3", "--set", "N=5", "--set", "K=4")
     ("args", "message"),
     [
         (("check", "no.tl"), "no.tl: cannot be read: no such file or directory"),
-        (("check", ""), "FILE: expected a TL file, or - for standard input"),
+        (("check", ""), "FILE: expected a value, found an empty text"),
         (("run", GEMM, "--set", "BM"), "--set: expected NAME=NUMBER, found 'BM'"),
         (("run", GEMM, "--set", "=5"), "--set: expected NAME=NUMBER, found '=5'"),
         (("run", GEMM, "--set", "M=-1"), "sizes: expected none below 0, found"),
