@@ -8,6 +8,7 @@ Heavy imports happen inside the commands, so that `farm --help` is quick.
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -118,6 +119,10 @@ def sweep(
     from farm.plan_file import load_plan
 
     budgets = {"usd": budget_usd, "tokens": budget_tokens, "gpu_s": budget_gpu_s}
+    for name, value in budgets.items():
+        if value is not None and not math.isfinite(value):
+            flag = f"--budget-{name.replace('_', '-')}"
+            raise InputError(flag, f"expected a finite number of at least 0, found {value}")
     chosen = changed_plan(
         load_plan(plan),
         targets=targets,

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import shlex
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -66,10 +67,24 @@ def check_writable(name: str, path: Path) -> None:
     """
     if not str(path).strip(" ."):
         raise InputError(name, f"expected the name of a file, found {str(path)!r}")
-    if path.is_dir():
-        raise InputError(name, f"{path}: cannot be written: is a directory")
-    if not path.absolute().parent.is_dir():
-        raise InputError(name, f"{path}: cannot be written: no such folder; mkdir -p {shlex.quote(str(path.parent))}")
+    if why := _unwritable(path):
+        raise InputError(name, f"{path}: cannot be written: {why}")
+
+
+def _unwritable(path: Path) -> str:
+    """Why nothing can be written there; "" where it seems that it can."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "" if path.absolute().parent.is_dir() else f"no such folder; mkdir -p {shlex.quote(str(path.parent))}"
+    except OSError as error:
+        return (error.strerror or str(error)).lower()
+    if stat.S_ISFIFO(mode):
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+        except OSError:
+            return "is a pipe that nobody reads"
+    return "is a directory" if stat.S_ISDIR(mode) else ""
 
 
 @contextlib.contextmanager

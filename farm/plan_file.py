@@ -5,6 +5,7 @@ The records that a file becomes are `farm.plan`'s.
 
 from __future__ import annotations
 
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Any, get_args
@@ -83,7 +84,7 @@ def _variants(reader: Reader, folder: Path) -> str | None:
     name = reader.text("the name of a Python file")
     if name is None:
         return None
-    path = (folder / name).resolve()
+    path = Path(os.path.realpath(folder / name))
     try:
         load_variants(path)
     except VariantsError as error:

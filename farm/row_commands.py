@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 
 _CALL = re.compile(r"(\d+)x(\d+)(?:/(\d+))?x(\d+)(?:x(\d+))?")
+#: Of every size, as in a plan.
+LARGEST = 2**31 - 1
 _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -62,6 +64,10 @@ def _arguments(
     if dtype not in _DTYPES:
         raise InputError("--dtype", f"expected one of {', '.join(_DTYPES)}, found {dtype!r}")
     shapes = [(heads, seqlen_q, int(dims[1])), (kv_heads, seqlen_k, int(dims[1])), (kv_heads, seqlen_k, int(dims[2] or dims[1]))]
+    if max(batch, heads, seqlen_q, seqlen_k, kv_heads) > LARGEST:
+        raise InputError("CALL", f"expected numbers of at most {LARGEST}, found {call!r}")
+    if max(int(dims[1]), int(dims[2] or 1)) > LARGEST:
+        raise InputError("--dim", f"expected at most {LARGEST}, found {dim}")
     if not all((batch, heads, seqlen_q, seqlen_k, kv_heads)) or heads % kv_heads:
         raise InputError("CALL", f"expected numbers of at least 1, heads a multiple of key heads, found {call!r}")
     try:
@@ -84,7 +90,10 @@ def _window(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(-?\d+),(-?\d+)", text.replace(" ", ""))
     if not found:
         raise InputError("--window", f"expected LEFT,RIGHT such as 255,0, found {text!r}")
-    return int(found[1]), int(found[2])
+    left, right = int(found[1]), int(found[2])
+    if max(left, right) > LARGEST:
+        raise InputError("--window", f"expected at most {LARGEST}, found {text!r}")
+    return left, right
 
 
 def reproduce(
@@ -104,13 +113,14 @@ def reproduce(
 
     opened = store.open(catalog_location(location))
     row = opened.get(row_id)
+    path = _variants(variants)
     if record:
-        result = run(opened, row, _shop(opened.uri, variants, sanitize), seconds)
+        result = run(opened, row, _shop(opened.uri, path, sanitize), seconds)
         with opened.writer(new_run_id()) as writer:
             writer.append(result.after)
     else:  # the catalog stays as it is, and may be one that can only be read
         with tempfile.TemporaryDirectory(prefix="farm-reproduce-") as scratch:
-            result = run(opened, row, _shop(scratch, variants, sanitize), seconds)
+            result = run(opened, row, _shop(scratch, path, sanitize), seconds)
     if as_json:
         kept = ("row_id", "reason_code", "message", "binary_hash", "device_key", "p50_s", "baseline_p50_s", "ratio_p50")
         sides = {side: {k: r.get(k) for k in kept} for side, r in (("before", result.before), ("after", result.after))}
@@ -150,11 +160,20 @@ def logs(
     typer.echo(log or "log: none was kept; the compiler said nothing")
 
 
+def _variants(file: str | None) -> str | None:
+    """The file with rules of the user's own, read. Raises InputError."""
+    from farm.variants import VariantsError, load_variants
+
+    if file is None:
+        return None
+    try:
+        return load_variants(file).path
+    except VariantsError as error:
+        raise InputError("--variants", str(error)) from None
+
+
 def _shop(catalog: str, variants: str | None, sanitize: bool) -> Shop:
     from farm.config import load_config, usable_cache
     from farm.jobs import Shop
-    from farm.variants import load_variants
 
-    cache = usable_cache(load_config())
-    path = load_variants(variants).path if variants else None
-    return Shop(catalog, str(cache), "reproduce", path, sanitize=sanitize)
+    return Shop(catalog, str(usable_cache(load_config())), "reproduce", variants, sanitize=sanitize)

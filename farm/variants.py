@@ -8,6 +8,7 @@ takes no rule without it. `INPUTS` (captured tensor -> function) is optional. ex
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +42,7 @@ _LOADED: dict[str, Loaded] = {}
 
 def load_variants(path: str | Path) -> Loaded:
     """Registers the rules of a file, once a process. Raises VariantsError for a file that cannot be used."""
-    path = Path(path).resolve()
+    path = Path(os.path.realpath(path))  # which no loop of links stops
     try:
         digest = digest_bytes(read_small(path))
     except OSError as error:
@@ -78,7 +79,7 @@ def _run(path: Path, digest: str) -> ModuleType:
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
         line = next((f":{t.tb_lineno}" for t in _frames(error) if t.tb_frame.f_code.co_filename == str(path)), "")
         raise VariantsError(f"{path}{line}: {type(error).__name__}: {error}") from None

@@ -87,7 +87,7 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         (("selftest", "--device", "gpu"), "--device: expected cpu, a GPU such as cuda:0, or a GPU's UUID, found 'gpu'"),
         (("explain", "1x32/7x777"), "CALL: expected numbers of at least 1, heads a multiple of key heads, found '1x32/7x777'"),
         (("explain", "0x32x777"), "CALL: expected numbers of at least 1"),
-        (("explain", f"1x32x{2**40}"), "its tensors do not fit into this machine's memory"),
+        (("explain", f"99999x9999x{2**31 - 1}"), "its tensors do not fit into this machine's memory"),
         (("tl", "run", CAUSAL, "--inputs", CAUSAL), "causal.tl: expected arrays in NumPy's .npz form"),
         (("tl", "translate", CAUSAL, "--target", "cpu", "-o", "none/x.cpp"), "--output: none/x.cpp: cannot be written"),
         (("tl", "run", CAUSAL, "-o", "none/x.npz"), "--output: none/x.npz: cannot be written: no such folder; mkdir -p none"),
@@ -109,6 +109,12 @@ def test_plan_errors_are_lines_with_exit_code_2(tmp_path) -> None:
         ),
         (("sweep", "/dev/zero"), "/dev/zero: cannot be read: file too large"),
         (("variants", "/dev/zero"), "/dev/zero: cannot be read: file too large"),
+        (("tl", "run", CAUSAL, "-o", "x" * 5000), "cannot be written: file name too long"),
+        (("explain", "1x32/8x777", "--dim", "9" * 400), "--dim: expected at most 2147483647, found 9999"),
+        (("explain", f"1x1x{'9' * 400}"), "CALL: expected numbers of at most 2147483647, found '1x1x9999"),
+        (("explain", "1x1x8", "--window", f"{2**40},0"), "--window: expected at most 2147483647"),
+        (("sweep", "--budget-usd", "inf"), "--budget-usd: expected a finite number of at least 0, found inf"),
+        (("sweep", "--budget-gpu-s", "nan"), "--budget-gpu-s: expected a finite number of at least 0, found nan"),
         (("sweep", "--budget", "usd=1,usd=2"), "--budget: expected usd once, found it twice in 'usd=1,usd=2'"),
         (("sweep", "--dry-run", "--author", "llm", "--model", "m", "--base-url", "x"), "--base-url: expected a URL such as"),
         (("sweep", "--address", "ray://"), "'ray://': names no host and port, such as ray://head:10001"),
@@ -171,6 +177,12 @@ def test_the_version_is_told_whether_it_is_installed_or_not() -> None:
 def test_dry_run_lists_problems() -> None:
     done = farm("sweep", "--dry-run", "--json")
     assert done.returncode == 0 and {p["target"] for p in json.loads(done.stdout)} == {"cpu"}
+
+
+def test_a_pipe_that_nobody_reads_is_no_output(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    done = farm("tl", "translate", CAUSAL, "-o", "pipe", cwd=tmp_path)
+    assert done.returncode == 2 and "--output: pipe: cannot be written: is a pipe that nobody reads" in done.stderr
 
 
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:

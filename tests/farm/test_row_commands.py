@@ -83,6 +83,14 @@ def test_explain_shows_the_kernel_and_why_others_were_turned_down(made: tuple[st
     assert other.exit_code == 1 and json.loads(other.stdout)["kernel_id"] is None
 
 
+def test_a_wrong_file_of_rules_is_named_before_anything_is_made(
+    made: tuple[str, dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FARM_CACHE", str(tmp_path / "cache"))
+    done = farm("reproduce", made[1]["row_id"], "--catalog", made[0], "--variants", "nowhere.py")
+    assert str(done.exception).startswith("--variants: ") and not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

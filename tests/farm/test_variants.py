@@ -59,6 +59,7 @@ REFERENCES = {"mine": lambda rule, block: block.keys % 2 == 0}
         ("lambda rule, block: block.keys % 2 == 0", "7", r"REFERENCES\['mine'\]: expected a function"),
         ("from generator.masks", "from generator.maskes", "rules.py:2: ModuleNotFoundError"),
         ("REFERENCES", "REFERENCES = 1 = ", "SyntaxError"),
+        ("REFERENCES", "raise SystemExit\nREFERENCES", "SystemExit"),
     ],
 )
 def test_wrong_files_are_one_sentence(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -71,6 +72,12 @@ def test_wrong_files_are_one_sentence(tmp_path: Path, old: str, new: str, messag
     with pytest.raises(PlanError, match=message) as caught:
         load_plan(plan)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_loop_of_links_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "rules.py").symlink_to("rules.py")
+    with pytest.raises(VariantsError, match="rules.py: cannot be read: too many levels of symbolic links"):
+        load_variants(tmp_path / "rules.py")
 
 
 def test_a_file_that_changed_under_a_process_is_refused(tmp_path: Path) -> None:
