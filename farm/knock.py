@@ -1,14 +1,12 @@
-"""Whether a Ray cluster would take this process in, asked over a plain socket in a moment. Joins none, and knows no Ray.
+"""Whether somebody listens at a cluster's address, and takes our calls: asked before Ray, which waits and says it in many lines.
 
-Ray itself waits for half a minute where nobody listens, and for twenty seconds, with a line of its own for each, where it is
-turned away for want of a token.
+Joins nothing. Whether a token is wanted is asked by gRPC, which comes with Ray's client: without it, Ray tells of tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import socket
-import time
+from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 CONNECT_S = 10.0
@@ -16,8 +14,6 @@ ANSWER_S = 3.0  # to the question; whoever is silent for longer may still be wha
 
 #: A method of the server at an address, by the address's scheme. Any will do: the token is looked at before anything else.
 METHODS = {"": "/ray.rpc.NodeInfoGcsService/GetClusterId", "ray": "/ray.rpc.RayletDriver/ClusterInfo"}
-#: What a gRPC server that turns a call away for want of a token writes: the header's name, the length of its value, the value.
-TURNED_AWAY = b"grpc-status\x0216"
 
 
 class TurnedAway(OSError):
@@ -36,50 +32,25 @@ def knock(address: str, token: str = "") -> None:
         return
     place = f"{parts.hostname}:{parts.port}"
     try:
-        with socket.create_connection((parts.hostname, parts.port), CONNECT_S) as line:
-            turned_away = (method := METHODS.get(parts.scheme)) is not None and _is_turned_away(line, place, method, token)
+        socket.create_connection((parts.hostname, parts.port), CONNECT_S).close()
     except socket.gaierror as error:
         raise OSError(f"{parts.hostname}: no such host ({error.strerror})") from None
     except OSError as error:
         raise OSError(f"nobody listens at {place} ({error.strerror or error})") from None
-    if turned_away:
+    if parts.scheme in METHODS and _is_turned_away(parts.netloc, METHODS[parts.scheme], token):
         raise TurnedAway(f"{place} turned this process away")
 
 
-def _is_turned_away(line: socket.socket, place: str, method: str, token: str) -> bool:
-    """Asks by hand, as HTTP/2 has it: a call of a gRPC method with an empty message. No answer, or one of another kind, is no."""
-    headers = {
-        ":method": "POST", ":scheme": "http", ":path": method, ":authority": place, "te": "trailers",
-        "content-type": "application/grpc",
-    } | ({"authorization": f"Bearer {token}"} if token else {})  # fmt: skip
-    call = _frame(1, 4, 1, b"".join(_header(name, value) for name, value in headers.items())) + _frame(0, 1, 1, bytes(5))
-    heard, until = b"", time.monotonic() + ANSWER_S
-    with contextlib.suppress(OSError):
-        line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, b"") + call)
-        while b"grpc-status" not in heard[:-3] and (left_s := until - time.monotonic()) > 0:
-            line.settimeout(left_s)
-            if not (more := line.recv(1 << 16)):
-                break
-            heard += more
-    return TURNED_AWAY in heard
+def _is_turned_away(place: str, method: str, token: str) -> bool:
+    """No answer, or one of another kind, is no."""
+    if find_spec("grpc") is None:
+        return False
+    import grpc  # type: ignore[import-untyped]
 
-
-def _frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """kind 0: data, 1: headers, 4: settings. flags 1: the stream's last, 4: the last of its headers."""
-    return len(payload).to_bytes(3, "big") + bytes((kind, flags)) + stream.to_bytes(4, "big") + payload
-
-
-def _header(name: str, value: str) -> bytes:
-    """Written out, and to be remembered by nobody: a zero, then both texts behind their lengths of seven bits."""
-    return b"\0" + b"".join(_length(len(text)) + text for text in (name.encode(), value.encode()))
-
-
-def _length(number: int) -> bytes:
-    """HPACK's integer behind a prefix of seven bits (RFC 7541, 5.1); its first bit, zero, says that the text is plain."""
-    if number < 127:
-        return bytes((number,))
-    found, number = bytearray((127,)), number - 127
-    while number >= 128:
-        found.append(number % 128 + 128)
-        number //= 128
-    return bytes((*found, number))
+    shown = (("authorization", f"Bearer {token}"),) if token else ()
+    with grpc.insecure_channel(place, options=(("grpc.enable_http_proxy", 0),)) as channel:
+        try:
+            channel.unary_unary(method)(b"", timeout=ANSWER_S, metadata=shown)
+        except grpc.RpcError as error:
+            return bool(error.code() is grpc.StatusCode.UNAUTHENTICATED)
+    return False
