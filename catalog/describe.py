@@ -16,7 +16,7 @@ from catalog.flash_checks import check_packed
 from catalog.flash_fallback import FlashArguments, documents_of, window_limits
 from catalog.kvcache import CacheArguments, as_dense, totals
 from catalog.operands import sdpa_output
-from catalog.plainness import torch_reads
+from catalog.plainness import torch_may_choose, torch_reads
 from catalog.reasons import Reason, reason
 from generator.spec import Rule, held_by_fp32
 
@@ -41,6 +41,10 @@ def describe_sdpa(
         return _without_sizes(name, query, [*blockers, reason("argument", f"torch does not take these types: {found}")])
     if dropout_p:
         blockers.append(reason("dropout", f"dropout_p is {dropout_p}"))
+    if not torch_may_choose():
+        blockers.append(
+            reason("torch_backend", "sdpa_kernel(...), or a switch in torch.backends.cuda, leaves out a way of torch's")
+        )
     if unreadable := _unreadable(blockers):
         return _without_sizes(name, query, unreadable)
     if not query.dim() == key.dim() == value.dim() or query.dim() not in (3, 4):

@@ -17,7 +17,7 @@ from catalog.flash_fallback import FlashArguments
 from catalog.frames import bound_kernel
 from catalog.loader import LoadedKernel
 from catalog.operands import NOTHING, flash_output
-from catalog.plainness import is_plain, nothing_watches
+from catalog.plainness import is_plain
 from catalog.reasons import RunFailed
 from catalog.serving import Frame, Server, per_thread
 from catalog.settings import override as _override
@@ -39,7 +39,7 @@ def answer(
     server = serving.server()
     frame, options = server.latest, (name, arguments, need_lse, _override(), _deterministic())
     simple = out is None and not arguments.captured
-    if not simple or frame is None or frame.options != options or not frame.check(q, k, v) or not nothing_watches():
+    if not simple or frame is None or frame.options != options or not frame.check(q, k, v):
         frame = _frame(server, q, k, v, options, out, simple)
     if frame is None:
         check_dense(q, k, v, arguments)

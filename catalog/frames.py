@@ -54,19 +54,24 @@ class BoundKernel:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] = NOTHING) -> None:
         """Writes `out`; an LSE that the kernel gives is dropped. Raises RunFailed."""
-        self._run(q, k, v, out, _scratch(self._lse_elements) if self._lse_elements else 0, captured)
+        self.run_at(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), captured)
 
     def run_with_lse(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] = NOTHING) -> Tensor:
         """Writes `out` and gives the LSE (B, H, Sq). Raises RunFailed."""
         lse = q.new_empty(self._lse_shape, dtype=torch.float32)
-        self._run(q, k, v, out, lse.data_ptr(), captured)
+        self.run_at(q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), captured, lse.data_ptr())
         return lse
 
-    def _run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: int, captured: Mapping[str, Tensor]) -> None:
-        addresses: tuple[int, ...] = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr(), lse)
-        if (addresses[0] | addresses[1] | addresses[2] | addresses[3]) & self._misaligned:
+    def run_at(self, q: int, k: int, v: int, out: int, captured: Mapping[str, Tensor] = NOTHING, lse: int = 0) -> None:
+        """As `run`, on the addresses of tensors. lse: where to write it; 0 drops it. Raises RunFailed."""
+        if (q | k | v | out) & self._misaligned:
             why = f"an address is no multiple of {self._misaligned + 1} bytes"
             raise RunFailed(reason("alignment", why), broken=False)
+        if not (q and k and v):  # storage that was given back, as sharded parameters' is
+            raise RunFailed(reason("tensor_view", "an input has no memory"), broken=False)
+        if self._lse_elements and not lse:
+            lse = _scratch(self._lse_elements)
+        addresses: tuple[int, ...] = (q, k, v, out, lse)
         if self._captured:
             addresses += tuple(captured[name].data_ptr() for name in self._captured)
         try:
@@ -75,7 +80,7 @@ class BoundKernel:
             block, threads = self.new_block()
         if threads != (threads := _num_threads()):
             block.set_num_threads(threads)
-        block.set_pointers(self._in_launch_order(addresses))
+        block.put_pointers(*self._in_launch_order(addresses))
         try:
             self.kernel.run(block)
         except MemoryError as error:

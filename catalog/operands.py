@@ -20,11 +20,15 @@ NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Where the output goes. shape, strides: of what the caller gets; bhsd: its strides by (batch, heads, seqlen, head_dim)."""
+    """Where the output goes. shape, strides: of what the caller gets; bhsd: its strides by (batch, heads, seqlen, head_dim).
+
+    is_like_query: whether it is what torch.empty_like gives for the query.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     bhsd: Strides
+    is_like_query: bool = False
 
 
 def strides_of(
@@ -58,7 +62,7 @@ def sdpa_output(query: Tensor, head_dim_v: int) -> Output:
     shape = (*query.shape[:-1], head_dim_v)
     keeps_order = query.dim() == 4 and head_dim_v == query.shape[-1]
     strides = torch.empty_like(query, device="meta").stride() if keeps_order else contiguous_strides(shape)
-    return Output(shape, strides, strides if len(strides) == 4 else (math.prod(shape), *strides))
+    return Output(shape, strides, strides if len(strides) == 4 else (math.prod(shape), *strides), keeps_order)
 
 
 def flash_output(query: Tensor, head_dim_v: int, out: Tensor | None) -> Output:

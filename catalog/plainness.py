@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from numbers import Real
 
@@ -17,20 +18,26 @@ _dispatch_modes = torch._C._len_torch_dispatch_stack
 _function_modes = torch._C._len_torch_function_stack
 _jit_traces = torch._C._is_tracing
 _grad_enabled = torch.is_grad_enabled
+_math_way, _flash_way = torch._C._get_math_sdp_enabled, torch._C._get_flash_sdp_enabled  # a choice leaves out one of them
 
-#: Whether three tensors, here and now, are all that a key would say they are.
-Check = Callable[[Tensor, Tensor, Tensor], bool]
+#: Whether these tensors, here and now, are all that a key would say of the ones that the check was made from.
+Check = Callable[..., bool]
 
 
 def is_plain(query: Tensor, key: Tensor, value: Tensor) -> bool:
     """Whether a key of shapes, strides, dtypes and devices says all about these tensors and this context."""
     if type(query) not in PLAIN_TYPES or type(key) not in PLAIN_TYPES or type(value) not in PLAIN_TYPES:
         return False
+    if not _nothing_watches() or _autocast() or _functorch() is not None:  # first: a mode would see what is asked of tensors
+        return False
     if _grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
         return False
-    if not nothing_watches() or _autocast() or _functorch() is not None:
-        return False
     return not any(x.layout is not torch.strided or x.is_nested or x.is_neg() for x in (query, key, value))
+
+
+def torch_may_choose() -> bool:
+    """Whether no way of torch's own is ruled out, as `torch.nn.attention.sdpa_kernel` does: who names one wants that one."""
+    return _math_way() and _flash_way()
 
 
 def torch_reads(is_causal: object, enable_gqa: object, scale: object, dropout_p: object) -> bool:
@@ -48,77 +55,92 @@ def _is_float(x: object) -> bool:
     return isinstance(x, int | float) or (isinstance(x, Real) and type(x).__module__ == "numpy")
 
 
-# torch.compile's own guard on tensors compares type, dispatch keys (so subclasses, autocast, functorch, lazy negation), dtype,
-# device, need of gradients, shape and strides in one C++ call, several times faster than a key can be made. It is no public
-# interface: it is used only where a trial at import shows that it tells apart what has to be told apart; elsewhere the key is
-# made in every call.
+def _nothing_watches() -> bool:
+    """Whether nothing has to see the operations on plain tensors: modes, a trace, tangents that travel with tensors."""
+    return not (_function_modes() or _dispatch_modes() or _jit_traces() or forward_ad._current_level >= 0)
 
 
-def check_like(query: Tensor, key: Tensor, value: Tensor) -> Check | None:
-    """A check that holds for plain tensors like these; None where torch's guard cannot be used.
+# torch.compile's own guard on tensors compares type, dispatch keys (so subclasses, autocast, functorch, lazy negation),
+# dtype, device, need of gradients, shape and strides in one C++ call, several times faster than a key can be made. It is no
+# public interface: it is used only where a trial shows that it tells apart what has to be told apart; elsewhere the key is made
+# in every call.
+
+
+def check_like(*tensors: Tensor) -> Check | None:
+    """A check that holds for plain tensors like these three or four, where nothing watches; None where there can be none.
 
     The guard knows whether tensors want gradients, not whether gradients are on: it is made from tensors that want none. It never
     holds for one tensor given twice.
     """
-    if not _USABLE or query is key or key is value or query is value:
+    if not guard_is_usable() or len(set(map(id, tensors))) < len(tensors) or any(x.requires_grad for x in tensors):
         return None
-    if query.requires_grad or key.requires_grad or value.requires_grad:
-        return None
-    return _guard(query, key, value)
+    return _guard(*tensors)
 
 
-def never(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """The check of a frame that has none."""
+def never(*tensors: Tensor) -> bool:
+    """The check of what has none."""
     return False
 
 
-def nothing_watches() -> bool:
-    """What torch's guard does not look at: modes that see every operation, a trace, tangents that travel with tensors."""
-    return not (_function_modes() or _dispatch_modes() or _jit_traces() or forward_ad._current_level >= 0)
-
-
 def _guard(*tensors: Tensor) -> Check:
+    """torch's guard, and what it does not look at. A call in C or Python is a twentieth of a microsecond: none is made twice."""
     from torch._C._dynamo.guards import TensorGuards
 
     sizes, strides = [list(x.size()) for x in tensors], [list(x.stride()) for x in tensors]
     guard: Check = TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check  # type: ignore[arg-type]
+    one, two, other, last = (*map(type, tensors), Tensor)[:4]
 
-    def check(query: Tensor, key: Tensor, value: Tensor) -> bool:
-        try:
-            if query.is_nested or key.is_nested or value.is_nested:  # asked for their strides, they would end the process
-                return False
-        except AttributeError:  # no tensor
+    # Types first: a subclass would see what is asked of it. Nested tensors, asked for their strides by the guard, would end the
+    # process.
+    def three(a: Tensor, b: Tensor, c: Tensor) -> bool:
+        if type(a) is not one or type(b) is not two or type(c) is not other:
             return False
-        return guard(query, key, value)
+        if _function_modes() or _dispatch_modes() or _jit_traces() or forward_ad._current_level >= 0:
+            return False
+        return not (a.is_nested or b.is_nested or c.is_nested) and guard(a, b, c)
 
-    return check
+    def four(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> bool:
+        if type(a) is not one or type(b) is not two or type(c) is not other or type(d) is not last:
+            return False
+        if _function_modes() or _dispatch_modes() or _jit_traces() or forward_ad._current_level >= 0:
+            return False
+        return not (a.is_nested or b.is_nested or c.is_nested or d.is_nested) and guard(a, b, c, d)
+
+    return three if len(tensors) == 3 else four
 
 
-def _is_usable() -> bool:
-    """The trial: the guard holds for equal tensors, and for none that differs in what matters."""
-    a, b, c = (torch.zeros(1, 2, 3, 4) for _ in range(3))
+@functools.cache
+def guard_is_usable() -> bool:
+    """The trial: the guard holds for equal tensors, and for none that differs in what matters. Made at the first plain call, since
+    modes around the import would spoil it.
+    """
     try:
-        check = _guard(a, b, c)
-        others = [
-            torch.zeros(1, 2, 5, 4),
-            torch.zeros(1, 2, 3, 8)[..., ::2],
-            torch.zeros(1, 3, 2, 4).transpose(1, 2),
-            torch.zeros(1, 2, 3, 4, dtype=torch.float64),
-            torch.zeros(1, 2, 3, 4, device="meta"),
-            torch.zeros(1, 2, 3, 4, requires_grad=True),
-            torch.nn.Parameter(a, requires_grad=False),
-            torch._neg_view(torch.zeros(1, 2, 3, 4)),
-        ]
-        with torch.enable_grad():
-            holds = check(a, b, c) and check(torch.zeros_like(a), b, c)
-            apart = not any(check(*(x if n == at else y for n, y in enumerate((a, b, c)))) for x in others for at in range(3))
-        with torch.no_grad():
-            apart = apart and not check(others[5], b, c)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            apart = apart and not check(a, b, c)
-        return bool(holds and apart and not _holds_under_vmap(check, a, b, c))
+        with torch.inference_mode(False), torch.enable_grad():
+            return _tells_apart()
     except (ImportError, AttributeError, TypeError, RuntimeError):
         return False
+
+
+def _tells_apart() -> bool:
+    a, b, c = (torch.zeros(1, 2, 3, 4, dtype=torch.float32, device="cpu") for _ in range(3))
+    check = _guard(a, b, c)
+    others = [
+        a.new_zeros(1, 2, 5, 4),
+        a.new_zeros(1, 2, 3, 8)[..., ::2],
+        a.new_zeros(1, 3, 2, 4).transpose(1, 2),
+        a.double(),
+        a.to("meta"),
+        a.clone().requires_grad_(),
+        torch.nn.Parameter(a, requires_grad=False),
+        torch._neg_view(a.clone()),
+    ]
+    holds = check(a, b, c) and check(torch.zeros_like(a), b, c)
+    apart = not any(check(*(x if n == at else y for n, y in enumerate((a, b, c)))) for x in others for at in range(3))
+    with torch.no_grad():
+        apart = apart and not check(others[5], b, c)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        apart = apart and not check(a, b, c)
+    return holds and apart and not _holds_under_vmap(check, a, b, c)
 
 
 def _holds_under_vmap(check: Check, a: Tensor, b: Tensor, c: Tensor) -> bool:
@@ -128,8 +150,5 @@ def _holds_under_vmap(check: Check, a: Tensor, b: Tensor, c: Tensor) -> bool:
         seen.append(check(x, b, c) or check(a, b, c))
         return x
 
-    torch.vmap(look)(torch.zeros(2, *a.shape))
+    torch.vmap(look)(a.new_zeros(2, *a.shape))
     return seen[0]
-
-
-_USABLE = _is_usable()

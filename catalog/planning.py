@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from catalog import attention, serving
-from catalog.calls import SPEC_DTYPES, AttentionCall
+from catalog.calls import AttentionCall
 from catalog.cuda_frames import BoundCudaKernel
 from catalog.decisions import Decision
 from catalog.frames import BoundKernel, bound_kernel
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
-from catalog.operands import check_out, contiguous_strides, flash_output, num_bytes, sdpa_output
-from catalog.plainness import check_like, is_plain, never, nothing_watches
+from catalog.operands import check_out, contiguous_strides, flash_output, may_be_written, num_bytes, sdpa_output
+from catalog.plainness import check_like, is_plain, never
 from catalog.reasons import NoKernelError, Reason, RunFailed
 from catalog.selection import matching_spec
 from catalog.settings import override
@@ -28,7 +28,8 @@ from catalog.source import Source
 from generator.canonical import to_plain
 from generator.spec import AttentionSpec, SpecError, spec_from_plain
 
-_DTYPES = {name: dtype for dtype, name in SPEC_DTYPES.items()}
+_CLASH = "out: expected memory of its own, that torch would write too; the function itself makes a copy"
+_written = torch._C._increment_version  # `torch.autograd.graph.increment_version` at half of its cost
 
 
 class PlanError(ValueError):
@@ -70,10 +71,19 @@ class Plan:
         self.envelope: tuple[str, ...] = ()
         self._function, self._arguments = function, arguments
         self._bound: BoundKernel | BoundCudaKernel | None = None
+        self._run_at: Callable[..., None] | None = None  # of a kernel that takes addresses
         self._captured: dict[str, Tensor] = {}
         self._binary_hash = ""
-        self._facts, self._check = _facts(*example), check_like(*example) or never
+        self._facts = _facts(*example)
+        self._like = self._like_with_out = never
         self._num_bytes: tuple[int, ...] = ()  # of q, k, v and the output
+
+    def bind(self, bound: BoundKernel | BoundCudaKernel, binary_hash: str, example: tuple[Tensor, Tensor, Tensor]) -> None:
+        """The kernel that runs from now on for tensors like the example's."""
+        out = example[0].new_empty_strided(bound.out.shape, bound.out.strides)
+        self._binary_hash, self._num_bytes = binary_hash, tuple(map(num_bytes, (*example, out)))
+        self._like, self._like_with_out = check_like(*example) or never, check_like(*example, out) or never
+        self._run_at, self._bound = getattr(bound, "run_at", None), bound
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None = None) -> Any:
         """The call, on tensors like the example's: the same shapes, strides, dtypes and device. out: written and returned.
@@ -81,35 +91,59 @@ class Plan:
         Raises PlanError for other tensors, ValueError for an `out` that does not fit.
         """
         bound = self._bound
-        if bound is None or not (self._check(q, k, v) and nothing_watches()):
+        if bound is None or not (self._like(q, k, v) if out is None else self._like_with_out(q, k, v, out)):
             if bound is None or not is_plain(q, k, v):
-                result = self._function(q, k, v, **self._arguments)
-                return result if out is None else out.copy_(result)
-            if _facts(q, k, v) != self._facts:
-                raise PlanError(_difference(self._facts, _facts(q, k, v)))
+                return self._function_into(out, q, k, v)
+            self._check_closely(bound, q, k, v, out)
+        given = out
         if out is None:
             out = q.new_empty_strided(bound.out.shape, bound.out.strides)
-        elif (out.stride(), out.shape, out.dtype, out.device) != (bound.out.strides, bound.out.shape, q.dtype, q.device):
-            check_out(out, bound.out.shape, q)
-            raise ValueError(f"out: expected strides {bound.out.strides}, found {out.stride()}")
-        elif self._clashes(out, q, k, v):
-            raise ValueError("out: expected memory of its own, that torch would write too; the function itself makes a copy")
+        at = (q.data_ptr(), k.data_ptr(), v.data_ptr(), out.data_ptr())
+        if given is not None:
+            at_q, at_k, at_v, begin = at
+            size_q, size_k, size_v, size = self._num_bytes
+            end = begin + size
+            apart = (begin >= at_q + size_q or at_q >= end) and (begin >= at_k + size_k or at_k >= end)
+            if not (apart and (begin >= at_v + size_v or at_v >= end)):
+                raise ValueError(_CLASH)
+            _written((out,))  # as any operation in place says
         try:
-            bound.run(q, k, v, out, self._captured)
+            if self._run_at is not None:
+                self._run_at(*at, self._captured)
+            else:
+                bound.run(q, k, v, out, self._captured)
         except RunFailed as failure:
             if failure.broken:
+                self._bound = None
                 serving.loader.quarantine(self._binary_hash, failure.reason)
             raise NoKernelError(self.decision.call, (failure.reason,)) from failure
         return out
 
-    def _clashes(self, out: Tensor, q: Tensor, k: Tensor, v: Tensor) -> bool:
-        """As `catalog.operands.may_be_written`, for tensors that are like the example's."""
-        at, (size_q, size_k, size_v, size) = out.data_ptr(), self._num_bytes
-        at_q, at_k, at_v, end = q.data_ptr(), k.data_ptr(), v.data_ptr(), at + size
-        apart = (
-            (at >= at_q + size_q or at_q >= end) and (at >= at_k + size_k or at_k >= end) and (at >= at_v + size_v or at_v >= end)
-        )
-        return not apart or out.requires_grad
+    def _function_into(self, out: Tensor | None, q: Tensor, k: Tensor, v: Tensor) -> Any:
+        """What the function itself gives, in `out` if there is one."""
+        result = self._function(q, k, v, **self._arguments)
+        if out is None:
+            return result
+        output, *others = result if isinstance(result, tuple) else (result,)
+        check_out(out, tuple(output.shape), output)
+        out.copy_(output)
+        return (out, *others) if others else out
+
+    def _check_closely(self, bound: BoundKernel | BoundCudaKernel, q: Tensor, k: Tensor, v: Tensor, out: Tensor | None) -> None:
+        """Raises PlanError or ValueError for plain tensors that are not like the example's; those that are pass quickly next time
+        (what torch's guard is made of says more than their shapes: inference tensors, parameters).
+        """
+        if _facts(q, k, v) != self._facts:
+            raise PlanError(_difference(self._facts, _facts(q, k, v)))
+        if out is not None:
+            check_out(out, bound.out.shape, q)
+            if out.stride() != bound.out.strides:
+                raise ValueError(f"out: expected strides {bound.out.strides}, found {out.stride()}")
+            if not may_be_written(out, q, k, v):
+                raise ValueError(_CLASH)
+            self._like_with_out = check_like(q, k, v, out) or self._like_with_out
+        else:
+            self._like = check_like(q, k, v) or self._like
 
     def __repr__(self) -> str:
         return f"Plan({self.decision.call}: {self.kernel or 'torch'})"
@@ -143,11 +177,9 @@ def plan(function: Callable[..., Any] | str, q: Tensor, k: Tensor, v: Tensor, **
     made = Plan(decision, getattr(attention, name), arguments, (q, k, v))
     if kernel is not None and loaded is not None:
         made._captured = attention.captured_of(arguments)
-        made._binary_hash = kernel.binary_hash
-        made._bound = bound = _bind(call, kernel, loaded, q, made._captured)
+        bound = _bind(call, kernel, loaded, q, made._captured)
         if bound is not None:
-            out = q.new_empty_strided(bound.out.shape, bound.out.strides)
-            made._num_bytes = tuple(map(num_bytes, (q, k, v, out)))
+            made.bind(bound, kernel.binary_hash, (q, k, v))
         made.envelope = tuple(f"{q} x {k}" for q, k in sorted(kernel.lengths))
     return made
 

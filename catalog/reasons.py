@@ -21,6 +21,7 @@ REASON_CODES = {
     "autocast": "autocast is on",
     "functorch": "inside a functorch transform",
     "torch_mode": "a torch mode is active",
+    "torch_backend": "the program chooses among torch's own ways to compute it",
     "compiling": "torch is tracing the call",
     "rank": "the number of dimensions is not one that kernels take",
     "empty": "a tensor has no elements",

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import functools
 import os
 import struct
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -78,29 +79,29 @@ class CallBlock:
         "_float_pack",
         "_int_pack",
         "_ints",
-        "_pointer_pack",
         "_pointers",
         "_stride_pack",
         "_strides",
         "address",
+        "put_pointers",
     )
 
     def __init__(self, launch: Launch, parallel: int, num_threads: int) -> None:
         num_strides = sum(t.ndim for t in launch.tensors)
         num_ints = sum(s.dtype == "i32" for s in launch.scalars)
         num_floats = len(launch.scalars) - num_ints
-        self._pointer_pack, self._stride_pack = struct.Struct(f"{len(launch.tensors)}Q"), struct.Struct(f"{num_strides}q")
+        pointer_pack, self._stride_pack = struct.Struct(f"{len(launch.tensors)}Q"), struct.Struct(f"{num_strides}q")
         self._int_pack, self._float_pack = struct.Struct(f"{num_ints}q"), struct.Struct(f"{num_floats}f")
-        self._pointers, self._strides = (
-            ctypes.create_string_buffer(max(8, p.size)) for p in (self._pointer_pack, self._stride_pack)
-        )
+        self._pointers, self._strides = (ctypes.create_string_buffer(max(8, p.size)) for p in (pointer_pack, self._stride_pack))
         self._ints, self._floats = (ctypes.create_string_buffer(max(8, p.size)) for p in (self._int_pack, self._float_pack))
         addresses = [ctypes.addressof(b) for b in (self._pointers, self._strides, self._ints, self._floats)]
         self._call = FarmCall(*addresses, parallel or None, num_threads)
         self.address = ctypes.addressof(self._call)
+        #: As `set_pointers`, each pointer an argument: one C call, for who makes many calls.
+        self.put_pointers: Callable[..., None] = functools.partial(pointer_pack.pack_into, self._pointers, 0)
 
     def set_pointers(self, pointers: Sequence[int]) -> None:
-        self._pointer_pack.pack_into(self._pointers, 0, *pointers)
+        self.put_pointers(*pointers)
 
     def set_strides(self, strides: Sequence[int]) -> None:
         """Tensor after tensor, every axis, in elements."""

@@ -100,3 +100,43 @@ def test_a_plan_writes_into_memory_of_its_own_only(which):
     torch.testing.assert_close(plan.run(*given, out=out), call(*given))
     with pytest.raises(ValueError, match="out: expected memory of its own"):
         plan.run(*given, out=given[which])
+    overlapping = torch.empty(2 * 8 * 4 * 16 + 16)[16:].view(SHAPE)
+    given[which] = overlapping.as_strided(SHAPE, overlapping.stride(), 0)
+    with pytest.raises(ValueError, match="out: expected memory of its own"):
+        plan.run(*given, out=overlapping)
+
+
+def test_a_plan_writes_what_torch_would_write_only():
+    given = inputs()
+    plan = catalog.plan("flash_attn_func", *given, causal=True)
+    expected = call(*given)
+    with torch.inference_mode():
+        inference = torch.empty(SHAPE)
+        torch.testing.assert_close(plan.run(*given, out=inference), expected)
+    for out in (inference, torch.zeros(SHAPE, requires_grad=True), torch._neg_view(torch.zeros(SHAPE))):
+        for _ in range(2):
+            with pytest.raises(ValueError, match="out: expected memory of its own, that torch would write too"):
+                plan.run(*given, out=out)
+    with pytest.raises(ValueError, match="out: expected shape"):
+        plan.run(*given, out=torch.empty(2, 8, 4, 15))
+    with pytest.raises(ValueError, match="out: expected dtype"):
+        plan.run(*given, out=torch.empty(SHAPE, dtype=torch.float64))
+    with pytest.raises(ValueError, match="out: expected strides"):
+        plan.run(*given, out=torch.empty(2, 4, 8, 16).transpose(1, 2))
+    weight, out = torch.ones(SHAPE, requires_grad=True), torch.ones(SHAPE)
+    product = (out * weight).sum()
+    plan.run(*given, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()
+
+
+def test_a_plan_that_torch_answers_writes_as_a_kernel_would():
+    wide = [x.double() for x in inputs()]
+    plan = catalog.plan("flash_attn_func", *wide, causal=True, return_lse=True)
+    assert plan.kernel is None
+    out = torch.empty(SHAPE, dtype=torch.float64)
+    found, lse = plan.run(*wide, out=out)
+    expected, expected_lse = catalog.flash_attn_func(*wide, causal=True, return_lse=True)
+    assert found is out and torch.equal(out, expected) and torch.equal(lse, expected_lse)
+    with pytest.raises(ValueError, match="out: expected dtype torch.float64, found torch.float32"):
+        plan.run(*wide, out=torch.empty(SHAPE))

@@ -1,8 +1,13 @@
 """The quick check that a call is like the last one: it may never hold for a call that has to be looked at anew."""
 
+import subprocess
+import sys
+import textwrap
+
 import pytest
 import torch
 from kernel_factory import Shelf, spec
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import catalog
 from catalog import plainness, serving
@@ -34,7 +39,21 @@ def why():
 
 
 def test_this_torch_has_the_guard():
-    assert plainness._USABLE
+    assert plainness.guard_is_usable()
+
+
+@pytest.mark.parametrize("around", ["torch.device('meta')", "torch.inference_mode()", "torch.autocast('cpu')", "torch.no_grad()"])
+def test_where_it_is_imported_does_not_matter(around):
+    code = f"""
+        import torch
+        torch.set_default_dtype(torch.float64)
+        with {around}:
+            from catalog import plainness
+        with torch.inference_mode():
+            a, b, c = (torch.zeros(1, 2, 3, 4) for _ in range(3))
+            assert plainness.check_like(a, b, c)(a, b, c)
+        """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=120)
 
 
 @pytest.mark.parametrize("position", range(3))
@@ -102,6 +121,57 @@ def test_contexts_are_seen(kernel):
     assert why() == "kernel"
 
 
+def test_subclasses_and_modes_see_torchs_function_and_nothing_else(kernel):
+    seen = []
+
+    class Watched(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    class Watching(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    for position in range(3):
+        arguments = [Q, K, V]
+        arguments[position] = arguments[position].clone().as_subclass(Watched)
+        assert type(catalog.scaled_dot_product_attention(*arguments)) is Watched and why() == "tensor_subclass"
+        assert seen == [SDPA]
+        seen.clear()
+    for _ in range(2):
+        with Watching():
+            catalog.scaled_dot_product_attention(Q, K, V)
+        assert seen == [SDPA]
+        seen.clear()
+
+
+def test_a_way_of_torchs_that_is_named_is_gone(kernel):
+    with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):  # there is none on a CPU
+        for function in (SDPA, catalog.scaled_dot_product_attention):
+            with pytest.raises(RuntimeError, match="No viable backend"):
+                function(Q, K, V)
+    for named in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+        with sdpa_kernel(named):
+            assert torch.equal(catalog.scaled_dot_product_attention(Q, K, V), SDPA(Q, K, V)) and why() == "torch_backend"
+            assert not catalog.explain(catalog.scaled_dot_product_attention, Q, K, V).kernel_id
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+        catalog.scaled_dot_product_attention(Q, K, V)
+        assert why() == "kernel"
+
+
+def test_tensors_whose_memory_was_given_back(kernel):
+    for position in range(3):
+        arguments = [Q, K, V]
+        arguments[position] = arguments[position].clone()
+        arguments[position].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="storage of size 0"):
+            catalog.scaled_dot_product_attention(*arguments)
+        assert why() == "tensor_view"
+
+
 def test_tangents_are_not_dropped(kernel):
     """Where torch has no rule for them it says so."""
     with torch.autograd.forward_ad.dual_level():
@@ -135,7 +205,7 @@ def test_the_two_families_do_not_take_each_others_frames(kernel):
 
 
 def test_without_the_guard_everything_works_too(monkeypatch, kernel):
-    monkeypatch.setattr(plainness, "_USABLE", False)
+    monkeypatch.setattr(plainness, "guard_is_usable", lambda: False)
     catalog.configure()
     for _ in range(3):
         catalog.scaled_dot_product_attention(Q, K, V)
