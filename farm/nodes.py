@@ -41,27 +41,33 @@ def local_wishes(targets: tuple[str, ...], devices: Iterable[LocalDevice]) -> tu
 
 
 def node_wishes(targets: tuple[str, ...], nodes: Iterable[Mapping[str, Any]]) -> tuple[DeviceWish, ...]:
-    """One for each unit of a class resource on living nodes (`ray.nodes()`) that a plan's targets can use.
+    """One for each unit of a class resource on living nodes (`ray.nodes()`) that a plan's targets can use; a node is one `cpu`.
 
-    A GPU's actor asks for one GPU, one CPU and one unit of its class. The actor of the `cpu` class takes all CPUs of its node,
-    so that no builder works beside a measurement.
+    A GPU's actor asks for one GPU, one CPU and one unit of its class. The actor of the `cpu` class takes all CPUs of its node
+    that no GPU's needs, so that no builder works beside a measurement; where no other node has CPUs for builders it takes none, and
+    builders and measurements take turns there, by the locks of `farm.quiet`, as on a single machine.
     """
+    alive = [node for node in nodes if node["Alive"]]
+    on_gpus = {node["NodeID"]: _gpu_wishes(targets, node) for node in alive}
+    alone = not _rooms_apart(_rooms(alive, (wish for wishes in on_gpus.values() for wish in wishes)), alive)
+    found: list[DeviceWish] = []
+    for node in alive:
+        if "cpu" in classes_of(node) and set(targets) & set(CPU_FORMS):
+            cpus = 0 if alone else max(0, int(node["Resources"].get("CPU", 0)) - len(on_gpus[node["NodeID"]]))
+            options = (("num_cpus", cpus), ("resources", {f"{PREFIX}cpu": 1}))
+            found.append(DeviceWish("cpu", tuple(CPU_FORMS), "cpu", node["NodeID"], options))
+        found += on_gpus[node["NodeID"]]
+    return tuple(found)
+
+
+def _gpu_wishes(targets: tuple[str, ...], node: Mapping[str, Any]) -> list[DeviceWish]:
     wishes: list[DeviceWish] = []
-    for node in nodes:
-        if not node["Alive"]:
-            continue
-        for name, amount in sorted(node["Resources"].items()):
-            if not name.startswith(PREFIX):
-                continue
-            device_class = name.removeprefix(PREFIX)
-            able = targets_of_class(device_class)
-            if set(targets) & set(able):
-                cpus = node["Resources"].get("CPU", 0) if device_class == "cpu" else 1
-                gpus = {} if device_class == "cpu" else {"num_gpus": 1}
-                options = tuple(sorted(({"num_cpus": cpus, "resources": {name: 1}} | gpus).items()))
-                device = "cpu" if device_class == "cpu" else "cuda:0"
-                wishes += [DeviceWish(device, able, device_class, node["NodeID"], options)] * int(amount)
-    return tuple(wishes)
+    for name, amount in classes_of(node).items():
+        able = targets_of_class(name)
+        if name != "cpu" and set(targets) & set(able):
+            options = (("num_cpus", 1), ("num_gpus", 1), ("resources", {f"{PREFIX}{name}": 1}))
+            wishes += [DeviceWish("cuda:0", able, name, node["NodeID"], options)] * amount
+    return wishes
 
 
 def targets_of_class(device_class: str) -> tuple[str, ...]:
@@ -75,13 +81,26 @@ def targets_of_class(device_class: str) -> tuple[str, ...]:
 
 
 def builder_rooms(nodes: Iterable[Mapping[str, Any]], wishes: Iterable[DeviceWish] = ()) -> dict[str, int]:
-    """Node -> CPUs on which builders may work: what device actors do not hold, on nodes whose CPUs no measurement owns."""
+    """Node -> CPUs on which builders may work: what the actors of `wishes` do not hold, on nodes whose CPUs no measurement owns;
+    on those, too, where there are no others and a `cpu` device left them.
+    """
+    alive = [node for node in nodes if node["Alive"]]
+    rooms = _rooms(alive, wishes)
+    return _rooms_apart(rooms, alive) or rooms
+
+
+def _rooms(nodes: Iterable[Mapping[str, Any]], wishes: Iterable[DeviceWish]) -> dict[str, int]:
     held = Counter[str]()
     for wish in wishes:
         held[wish.node_id] += int(dict(wish.options)["num_cpus"])
-    able = [n for n in nodes if n["Alive"] and f"{PREFIX}cpu" not in n["Resources"]]
-    rooms = {n["NodeID"]: int(n["Resources"].get("CPU", 0)) - held[n["NodeID"]] for n in able}
+    rooms = {node["NodeID"]: int(node["Resources"].get("CPU", 0)) - held[node["NodeID"]] for node in nodes}
     return {node: room for node, room in rooms.items() if room > 0}
+
+
+def _rooms_apart(rooms: Mapping[str, int], nodes: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Those of nodes whose processor is nobody's device."""
+    apart = {node["NodeID"] for node in nodes if "cpu" not in classes_of(node)}
+    return {node: room for node, room in rooms.items() if node in apart}
 
 
 def classes_of(node: Mapping[str, Any]) -> dict[str, int]:

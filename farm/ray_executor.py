@@ -201,17 +201,18 @@ class RayExecutor:
                 self._let_go(slot, RuntimeError(slot.out_of_service))
         have = Counter((s.wish.node_id, s.wish.expected_class) for s in self._slots)
         wishes = node_wishes(self._targets, nodes)
-        self._builders.set_rooms(builder_rooms(nodes, wishes))
-        if self._builders.room:
-            self._builders_seen = time.monotonic()
-        elif time.monotonic() - self._builders_seen > self._patience_s:
-            self._broken = self._broken or f"no node has had a CPU for builders for {self._patience_s:.0f} s"
         for wish in wishes:
             key = (wish.node_id, wish.expected_class)
             if have[key] > 0:
                 have[key] -= 1
             else:
                 self._slots.append(self._open(wish))
+        # What is held is what actors asked for when they were opened, whatever they would ask for now.
+        self._builders.set_rooms(builder_rooms(nodes, [s.wish for s in self._slots if not s.out_of_service]))
+        if self._builders.room:
+            self._builders_seen = time.monotonic()
+        elif time.monotonic() - self._builders_seen > self._patience_s:
+            self._broken = self._broken or f"no node has had a CPU for builders for {self._patience_s:.0f} s"
 
     def _give_out(self) -> None:
         serving = Counter[Kind]()
@@ -370,6 +371,8 @@ class RayExecutor:
         if ref == slot.hello:
             slot.hello, slot.device = None, result.device
             slot.out_of_service = "; ".join(result.problems)
+            if result.problems:
+                session.kill(slot.actor)  # what it holds is another's from now on
             return
         self._proved(slot, ref, *actors.unpack(result))
 

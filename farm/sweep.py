@@ -130,7 +130,7 @@ def _preflight(plan: Plan, options: Options) -> Preflight | None:
         missing = "\n".join(f"targets: {target}: {why}" for target, why in found.unmet.items())
         raise InputError("", f"{missing}\ntargets: --allow-missing builds them all the same, and ends each as a row that says so")
     if not found.builder_cpus:
-        why = "no node has a CPU for builders: a class_cpu device takes all those of its node; add a node with CPUs"
+        why = "no node has a CPU for builders, beside those that devices' actors need; add a node with CPUs"
         raise InputError("--address", why)
     return found
 

@@ -36,7 +36,16 @@ def test_every_gpu_class_has_a_node_type_with_its_own_resource() -> None:
 
 def test_no_secret_and_no_machine_of_ours() -> None:
     text = (ROOT / "cluster.yaml").read_text().lower()
-    assert not any(word in text for word in ("secret", "token", "aws_access", "10.0."))
+    assert not any(word in text for word in ("secret", "ray_auth_token", "aws_access", "10.0."))
+
+
+def test_every_node_of_every_example_says_whether_ray_asks_for_a_token() -> None:
+    """Ray 2.60 asks for one where one happens to lie in a home: a cluster of homes that differ would not come together."""
+    starts = [c for kind in ("head", "worker") for c in CONFIG[f"{kind}_start_ray_commands"] if "ray start" in c]
+    assert len(starts) == 2 and all(c.startswith("RAY_AUTH_MODE=disabled ") for c in starts)
+    groups = [KUBERAY["spec"]["headGroupSpec"], *KUBERAY["spec"]["workerGroupSpecs"]]
+    containers = [c for group in groups for c in group["template"]["spec"]["containers"]]
+    assert len(containers) == 4 and all({"name": "RAY_AUTH_MODE", "value": "disabled"} in c["env"] for c in containers)
 
 
 KUBERAY = yaml.safe_load((ROOT / "examples/clusters/kuberay.yaml").read_text())

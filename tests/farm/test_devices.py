@@ -104,6 +104,19 @@ def test_wishes_of_a_cluster() -> None:
     assert builder_rooms(nodes, wishes) == {"head": 4, "a": 94, "t": 3, "odd": 4}, "a device's actor holds a CPU"
 
 
+def test_a_processor_that_is_a_device_lends_its_cpus_where_nobody_else_has_any() -> None:
+    """A cluster of one machine: builders and measurements take turns there. GPUs beside it always get the CPU that they need."""
+    lone = [node("a", CPU=8, GPU=2, class_cpu=1, class_t4=2)]
+    wishes = node_wishes(("sm_75", "cpu-avx512"), lone)
+    assert [(w.expected_class, dict(w.options)["num_cpus"]) for w in wishes] == [("cpu", 0), ("t4", 1), ("t4", 1)]
+    assert builder_rooms(lone, wishes) == {"a": 6} and builder_rooms(lone) == {"a": 8}
+    joined = [*lone, node("b", CPU=4)]
+    assert builder_rooms(joined, wishes) == {"b": 4}, "from now on nobody compiles beside a measurement"
+    apart = node_wishes(("sm_75", "cpu-avx512"), joined)
+    assert [(w.expected_class, dict(w.options)["num_cpus"]) for w in apart] == [("cpu", 6), ("t4", 1), ("t4", 1)]
+    assert builder_rooms(lone, apart) == {}, "b left: the actor that was opened beside it holds all"
+
+
 def test_a_node_that_is_not_what_its_resources_say_is_refused(tmp_path: Path) -> None:
     found, problems = stages.inspect_device("cpu", Shop(str(tmp_path), str(tmp_path)), "a100")
     assert found.device_class == "cpu" and "the node's resources say a100" in problems[0]
