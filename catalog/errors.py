@@ -46,6 +46,11 @@ _ADVICE = {
 }
 
 
+def first_line(error: BaseException) -> str:
+    """Libraries of object stores say a page, and its beginning says most."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+
+
 @contextlib.contextmanager
 def storage_errors(doing: str, where: str) -> Iterator[None]:
     """Turns an OSError into one StorageError line, but for a file that is not there to be read, which readers handle."""
@@ -54,6 +59,6 @@ def storage_errors(doing: str, where: str) -> Iterator[None]:
     except (OSError, pa.ArrowException) as error:
         if isinstance(error, FileNotFoundError) and doing != "writing":
             raise
-        told = getattr(error, "strerror", None) or str(error)
+        told = getattr(error, "strerror", None) or first_line(error)
         advice = _ADVICE.get(getattr(error, "errno", None) or 0, told)
         raise StorageError(f"{where}: {doing} failed: {advice}; rows and artifacts stored before are whole") from error

@@ -11,6 +11,7 @@ import datetime as dt
 import errno
 import os
 import secrets
+import unicodedata
 import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -53,15 +54,17 @@ class Location:
     def of(uri: str | os.PathLike[str]) -> Location:
         """A local path, file:// or another URI of pyarrow.fs (s3://, gs://, abfs://). Touches nothing. Raises LocationError."""
         text = os.fspath(uri)
-        if not text.strip():
-            raise LocationError("catalog: expected a path or a URI, found an empty text")
+        _check_text(text)
         if "://" not in text:
-            path = Path(text).expanduser().absolute()
-            return Location(pafs.LocalFileSystem(), str(path), str(path))
+            local = _local_path(text)
+            return Location(pafs.LocalFileSystem(), local, local)
         if not urllib.parse.urlsplit(text).netloc and not urllib.parse.urlsplit(text).path.strip("/"):
             raise LocationError(f"catalog: {text!r} names no bucket and no folder")
         try:
-            filesystem, path = pafs.FileSystem.from_uri(text)
+            filesystem, path = pafs.FileSystem.from_uri(_impatient(text))
+            _check_text(path)
+        except LocationError:
+            raise
         except (pa.ArrowException, OSError, ValueError) as error:
             reason = str(error).splitlines()[0][:200]
             raise LocationError(
@@ -180,6 +183,44 @@ class Location:
                 self.filesystem.delete_file(self.at(written))
             raise
         return True
+
+
+_SCHEMES = ("file", "s3", "gs", "gcs", "abfs", "abfss", "hdfs", "http", "https")
+#: Of a name between slashes, in bytes, on every file system of Linux; and of a whole path.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+
+
+def _check_text(text: str) -> None:
+    """Raises LocationError for what is a slip of the pen, whatever the file system would make of it."""
+    if not text.strip():
+        raise LocationError("catalog: expected a path or a URI, found an empty text")
+    if any(unicodedata.category(character) in ("Cc", "Cs") for character in text):
+        raise LocationError(f"catalog: expected a path or a URI without control characters, in UTF-8, found {text!r}")
+    scheme, colon, rest = text.partition(":")
+    if colon and scheme in _SCHEMES and not rest.startswith("//"):
+        raise LocationError(f"catalog: expected {scheme}://..., found {text!r}; a folder of that name is ./{text}")
+
+
+def _local_path(text: str) -> str:
+    """The absolute path of a folder."""
+    try:
+        path = Path(text).expanduser().absolute()
+    except RuntimeError:  # no such user
+        raise LocationError(
+            f"catalog: {text!r}: nobody of that name has a home folder; a folder of that name is ./{text}"
+        ) from None
+    longest = max(len(os.fsencode(part)) for part in path.parts)
+    if longest > _LONGEST_NAME or len(os.fsencode(path)) > _LONGEST_PATH:
+        limits = f"names of at most {_LONGEST_NAME} bytes in a path of at most {_LONGEST_PATH}"
+        raise LocationError(f"catalog: expected {limits}, found {text[:60]!r}...")
+    return str(path)
+
+
+def _impatient(uri: str) -> str:
+    """pyarrow asks Google's servers for 15 minutes before it says that it was not let in."""
+    if not uri.startswith(("gs://", "gcs://")) or "retry_limit_seconds=" in uri:
+        return uri
+    return f"{uri}{'&' if '?' in uri else '?'}retry_limit_seconds=30"
 
 
 def _link_new(temporary: Path, final: Path) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import datetime as dt
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import pyarrow as pa
@@ -14,17 +13,15 @@ import pyarrow.compute as pc
 
 from catalog import journal, marks, query, snapshot, starts, writing
 from catalog.artifacts import Artifacts
-from catalog.errors import CatalogError, DamagedFile, LocationError, NewerSchema, QueryError, StorageError
+from catalog.errors import CatalogError, DamagedFile, NewerSchema, QueryError, StorageError, first_line
 from catalog.filters import Filters, to_expression
-from catalog.locations import TEMPORARY, Location
+from catalog.locations import Location
+from catalog.marker import is_catalog, make_catalog
 from catalog.query import RESUME_COLUMNS, Resume
 from catalog.reading import PartCache, View
 from catalog.schema import COLUMNS, SCHEMA
-from catalog.snapshot import MARKER, TRANSCRIPTS
-from generator.canonical import canonical_json
 from generator.spec import AttentionSpec
 
-_FORMAT = {"format": "kernel-farm catalog", "version": 1}
 _T = TypeVar("_T")
 
 
@@ -44,8 +41,8 @@ def open(  # noqa: A001 - the name that users know: catalog.open(uri)
     """
     location = uri if isinstance(uri, Location) else Location.of(uri)
     with _reachable(location):
-        if not location.exists(MARKER):
-            _create(location, create)
+        if not is_catalog(location):
+            make_catalog(location, create)
         found = Catalog(location, skip_damaged=damaged == "skip")
     if recover:
         with contextlib.suppress(StorageError, DamagedFile, NewerSchema):  # reading says what is wrong, if anything is
@@ -58,24 +55,7 @@ def _reachable(location: Location) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{location.uri}: cannot be reached ({error})") from error
-
-
-def _create(location: Location, create: bool) -> None:
-    """Makes an empty catalog, or says why not. Raises LocationError."""
-    if location.local is not None and location.local.exists() and not location.local.is_dir():
-        raise LocationError(f"catalog: {location.uri} is a file; expected a folder")
-    if not create:
-        raise LocationError(f"catalog: there is no catalog at {location.uri}; `farm sweep --catalog {location.uri}` makes one")
-    used = location.local is not None and location.local.is_dir() and any(map(_is_foreign, location.local.iterdir()))
-    if used and not location.exists(MARKER):  # which another process may have made a moment ago
-        raise LocationError(f"catalog: {location.uri} has other files in it; expected an empty or new folder")
-    location.put_new(MARKER, canonical_json(_FORMAT).encode())
-
-
-def _is_foreign(path: Path) -> bool:
-    """Whether a file speaks against making a catalog in its folder."""
-    return path.name != TRANSCRIPTS and not path.name.startswith(TEMPORARY)
+        raise StorageError(f"{location.uri}: cannot be reached ({first_line(error)})") from error
 
 
 class Catalog:

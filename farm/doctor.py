@@ -10,7 +10,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any, Literal
 
 from farm.config import Config
@@ -193,7 +192,10 @@ def _places(config: Config, catalog: str | None) -> Iterator[Finding]:
     cure = "" if writable else "export FARM_CACHE=/a/folder/of/yours"
     yield Finding("binary cache", "ok" if writable else "missing", str(config.cache), cure)
     where = config.catalog if catalog is None else catalog
-    if "://" not in where and not Path(where).exists():
+    from catalog.locations import Location
+
+    local = Location.of(where).local
+    if local is not None and not local.exists():
         yield Finding("catalog", "limited", f"{where}: none there yet", f"farm sweep --catalog {where}")
         return
     from catalog import store

@@ -17,10 +17,13 @@ MARKS = {"ok": "ok     ", "limited": "limited", "missing": "MISSING"}
 
 def doctor(catalog: CatalogOption = None, as_json: JsonOption = False) -> None:
     """What this machine can build, verify and load, what is missing, and how to mend it. Exit code 1 when no sweep can run."""
+    from catalog.locations import Location
     from farm.config import load_config
     from farm.doctor import examine
 
-    found = examine(load_config(), catalog_location(catalog))
+    where = catalog_location(catalog)
+    Location.of(where)  # a slip of the pen is bad input, and no finding
+    found = examine(load_config(), where)
     if as_json:
         typer.echo(json.dumps(found.plain()))
     else:

@@ -229,7 +229,21 @@ def test_a_read_only_location_can_be_read(cat, monkeypatch):
         reader.artifacts.put(b"x")
 
 
-@pytest.mark.parametrize("uri", ["", "  ", "bogus://x/y", "s3://"])
+WRONG_LOCATIONS = [
+    "",
+    "  ",
+    "bogus://x/y",
+    "s3://",
+    "s3:bucket",
+    "file:x",
+    "a\nb",
+    "\x1b[31mred",
+    "\udcff",
+    "~nobody-of-that-name/x",
+]
+
+
+@pytest.mark.parametrize("uri", [*WRONG_LOCATIONS, "x" * 256, "x/" * 2100, "file:///a%00b"])
 def test_a_wrong_location_is_one_clear_line(uri):
     with pytest.raises(LocationError, match="^catalog: ") as caught:
         catalog.open(uri, create=True)
@@ -245,6 +259,49 @@ def test_opening_creates_nothing_unless_asked(tmp_path):
     with pytest.raises(LocationError, match="has other files in it"):
         catalog.open(tmp_path, create=True)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("marker", "error", "message"),
+    [
+        ("", LocationError, "catalog.json is not the marker of a catalog; expected {"),
+        ("rubbish", LocationError, "catalog.json is not the marker"),
+        ("[" * 100_000, LocationError, "catalog.json is not the marker"),
+        ('{"format":"another","version":1}', LocationError, "catalog.json is not the marker"),
+        ('{"format":"kernel-farm catalog","version":2}', NewerSchema, "made by a later version .*format 2, here 1"),
+    ],
+)
+@pytest.mark.parametrize("create", [False, True])
+def test_a_marker_that_is_not_ours_marks_no_catalog(marker, error, message, create, tmp_path):
+    (tmp_path / "catalog.json").write_text(marker)
+    with pytest.raises(error, match=message):
+        catalog.open(tmp_path, create=create)
+    assert (tmp_path / "catalog.json").read_text() == marker and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("name", ["rows", "journal", "artifacts", "compacted", "fences", "revocations", "runs", "starts"])
+def test_a_file_in_the_place_of_a_folder_is_told_before_anything_is_written(name, cat):
+    place = cat.location.local / name
+    assert not place.exists()
+    place.write_text("")
+    with pytest.raises(LocationError, match=f"{name}: expected a folder"):
+        catalog.open(cat.uri)
+
+
+@pytest.mark.parametrize("make", [os.mkdir, os.mkfifo, lambda path: os.symlink("nowhere", path)], ids=["folder", "pipe", "link"])
+def test_a_marker_that_is_no_file_is_told(make, tmp_path):
+    make(tmp_path / "catalog.json")
+    with pytest.raises(LocationError, match="catalog.json: expected a file"):
+        catalog.open(tmp_path, create=True)
+
+
+def test_of_what_a_library_of_a_store_says_the_first_line_is_told(cat, monkeypatch):
+    def refuse(self, name):
+        raise OSError("a page:\n" + "more of it\n" * 30)
+
+    monkeypatch.setattr(Location, "read", refuse)
+    with pytest.raises(StorageError, match=r"cannot be reached \(a page:\)$"):
+        catalog.open(cat.uri)
 
 
 def remote(filesystem, path):
