@@ -113,7 +113,7 @@ def _sdpa_frame(server: Server, query: Tensor, key: Tensor, value: Tensor, optio
 
 def _bind_sdpa(call: AttentionCall, query: Tensor, loaded: LoadedKernel, spec: AttentionSpec) -> Callable[..., Tensor]:
     output = sdpa_output(query, call.head_dim_v)
-    kernel = bound_kernel(loaded.entry, call, spec, output, {}, parallel=0 if serving.forked else None)
+    kernel = bound_kernel(loaded.entry, call, spec, output, {})
     shape, strides, is_like_query = output.shape, output.strides, output.is_like_query
 
     def run(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import threading
 import warnings
 from collections.abc import Callable
 
 from catalog.reasons import Reason
+from verifier.fork_lock import ForkLock
 
 #: Outcomes that the user asked for: no warning.
 _ASKED_FOR = {"mode_off", "override"}
@@ -37,7 +37,7 @@ class Outcomes:
     """All outcomes of the process by label: "hit:<kernel id>", "miss:<reason>" and "error:<reason>"."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._by_label: dict[str, Outcome] = {}
         self._warned: set[str] = set()
 
@@ -61,10 +61,6 @@ class Outcomes:
             for outcome in self._by_label.values():
                 outcome._count = itertools.count()
                 outcome.tick = outcome._count.__next__
-
-    def reset_locks(self) -> None:
-        """In a forked child: no other thread lives that could hold them."""
-        self._lock = threading.Lock()
 
     def warn_once(self, why: Reason, call: str, hint: str = "") -> None:
         """One warning for each reason code in the life of the process; none for what the user asked for."""

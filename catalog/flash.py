@@ -88,7 +88,7 @@ def _bind(
     call: AttentionCall, q: Tensor, arguments: FlashArguments, out: Tensor | None, loaded: LoadedKernel, spec: AttentionSpec
 ) -> Callable[..., tuple[Tensor, Tensor | None]]:
     output = flash_output(q, call.head_dim_v, out)
-    kernel = bound_kernel(loaded.entry, call, spec, output, arguments.captured, parallel=0 if serving.forked else None)
+    kernel = bound_kernel(loaded.entry, call, spec, output, arguments.captured)
 
     def run(q: Tensor, k: Tensor, v: Tensor, arguments: FlashArguments, out: Tensor | None) -> tuple[Tensor, Tensor | None]:
         if out is None:

@@ -6,7 +6,9 @@ A frame is used by many threads: each call takes an argument block of its own fr
 from __future__ import annotations
 
 import math
+import os
 import threading
+import weakref
 from collections.abc import Mapping
 from operator import itemgetter
 
@@ -26,7 +28,7 @@ _ROLES = ("q", "k", "v", "o", "lse")
 
 
 class BoundKernel:
-    """A loaded kernel for the exact shapes and strides of a call. `parallel` 0: run on the calling thread."""
+    """A loaded kernel for the exact shapes and strides of a call."""
 
     def __init__(
         self,
@@ -35,11 +37,9 @@ class BoundKernel:
         spec: AttentionSpec,
         out: Output,
         captured: Mapping[str, Tensor],
-        parallel: int | None = None,
     ) -> None:
         binding = bind(kernel.launch, spec)
         self.kernel, self.out = kernel, out
-        self._parallel = parallel
         self._strides = [s for t in binding.tensors for s in strides_of(t, call, spec, out, captured)]
         self._ints = [int(s.value) for s in binding.scalars if s.dtype == "i32"]
         self._floats = [float(s.value) for s in binding.scalars if s.dtype != "i32"]
@@ -51,6 +51,7 @@ class BoundKernel:
         alignment = max(4 if call.dtypes[0] == "fp32" else 2, int(kernel.launch.target_facts.get("alignment_bytes", 1)))
         self._misaligned = alignment - 1
         self._blocks: list[tuple[CallBlock, int]] = []
+        _alive.add(self)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, captured: Mapping[str, Tensor] = NOTHING) -> None:
         """Writes `out`; an LSE that the kernel gives is dropped. Raises RunFailed."""
@@ -92,11 +93,30 @@ class BoundKernel:
     def new_block(self) -> tuple[CallBlock, int]:
         """An argument block with all but the addresses filled in, and the number of threads that it names."""
         threads = _num_threads()
-        block = self.kernel.block() if self._parallel is None else CallBlock(self.kernel.launch, self._parallel, threads)
+        block = CallBlock(self.kernel.launch, 0, threads) if _forked else self.kernel.block()
         block.set_num_threads(threads)
         block.set_strides(self._strides)
         block.set_scalars(self._ints, self._floats)
         return block, threads
+
+    def forget_blocks(self) -> None:
+        """The next call makes an argument block anew."""
+        self._blocks = []
+
+
+_alive: weakref.WeakSet[BoundKernel] = weakref.WeakSet()
+_forked = False
+
+
+def _after_fork() -> None:
+    """In a forked child OpenMP's pool is gone: kernels run on the calling thread, those of plans that the parent made as well."""
+    global _forked
+    _forked = True
+    for bound in tuple(_alive):
+        bound.forget_blocks()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _PerThread(threading.local):
@@ -123,9 +143,8 @@ def bound_kernel(
     spec: AttentionSpec,
     out: Output,
     captured: Mapping[str, Tensor],
-    parallel: int | None = None,
 ) -> BoundKernel | BoundCudaKernel:
     """What runs a loaded kernel, on the processor or on a GPU."""
     if isinstance(entry, CudaEntry):
         return BoundCudaKernel(entry, call, spec, out, captured)
-    return BoundKernel(entry, call, spec, out, captured, parallel)
+    return BoundKernel(entry, call, spec, out, captured)

@@ -7,7 +7,6 @@ become kernels only for the dtype and head dimensions that are asked for, so tha
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from generator.masks import mask_parameters
 from generator.scores import score_parameters
 from generator.spec import AttentionSpec, Rule, SpecError, spec_from_plain
 from generator.translate.records import Launch, launch_from_plain
+from verifier.fork_lock import ForkLock
 
 #: (dtype, head_dim, head_dim_v): rows are looked up by it.
 Group = tuple[str, int, int]
@@ -114,7 +114,7 @@ class KernelIndex:
     def __init__(self, fetch: Callable[[Group | None], list[dict[str, Any]]]) -> None:
         self._fetch = fetch
         self._groups: dict[Group, tuple[CatalogKernel, ...]] = {}
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
 
     def group(self, group: Group) -> tuple[CatalogKernel, ...]:
         """The kernels for a dtype and head dimensions, those that may not serve among them."""

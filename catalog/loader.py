@@ -6,7 +6,6 @@ What was loaded stays for the life of the process; what failed is under quaranti
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from catalog.errors import CatalogError, DamagedFile
 from catalog.kernels import CatalogKernel
 from catalog.reasons import Reason, reason
 from generator.canonical import digest_bytes
+from verifier.fork_lock import ForkLock
 from verifier.launch import CpuKernel, LaunchError, load_cpu
 
 log = logging.getLogger("catalog")
@@ -49,7 +49,7 @@ class Loader:
 
     def __init__(self, outcomes: Outcomes) -> None:
         self._outcomes = outcomes
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._loaded: dict[str, LoadedKernel] = {}
         self._quarantine: dict[str, Reason] = {}
         self.loads = 0
@@ -134,7 +134,3 @@ class Loader:
         if (found := digest_bytes(binary)) != kernel.binary_hash:
             raise LoadFailed(reason("digest", f"the row names SHA-256 {kernel.binary_hash}, the bytes have {found}"))
         return binary
-
-    def reset_locks(self) -> None:
-        """In a forked child: no other thread lives that could hold them."""
-        self._lock = threading.Lock()

@@ -111,7 +111,7 @@ def _guard(*tensors: Tensor) -> Check:
 
 @functools.cache
 def guard_is_usable() -> bool:
-    """The trial: the guard holds for equal tensors, and for none that differs in what matters. Made at the first plain call, since
+    """The trial: the guard holds for equal tensors, and for none that differs in what matters. Made at the first plain call:
     modes around the import would spoil it.
     """
     try:

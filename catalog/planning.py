@@ -194,7 +194,7 @@ def _bind(
         return None
     is_sdpa = call.function == "scaled_dot_product_attention"
     out = sdpa_output(q, call.head_dim_v) if is_sdpa else flash_output(q, call.head_dim_v, None)
-    return bound_kernel(loaded.entry, call, spec, out, captured, parallel=0 if serving.forked else None)
+    return bound_kernel(loaded.entry, call, spec, out, captured)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ from catalog.part_files import Part, names_in, read_parts
 from catalog.parts import KEY_TAG, PartName, key_tag
 from catalog.schema import SCHEMA
 from catalog.snapshot import ROWS, Snapshot
+from verifier.fork_lock import ForkLock
 from verifier.records import REASONS
 
 #: What is needed to tell which of two rows of one attempt counts, and whether a row is fenced.
@@ -35,7 +35,7 @@ class PartCache:
 
     def __init__(self, location: Location) -> None:
         self._location = location
-        self._lock = threading.Lock()
+        self._lock = ForkLock()
         self._parts: dict[str, Part] = {}
         self._few: set[str] = set()
         self._few_rows = SCHEMA.empty_table()

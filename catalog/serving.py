@@ -33,6 +33,7 @@ from catalog.selection import Machine, Question, choose, matching_spec
 from catalog.settings import Override, Settings
 from catalog.source import Source, open_source
 from generator.spec import AttentionSpec
+from verifier.fork_lock import ForkLock
 
 log = logging.getLogger("catalog")
 outcomes = Outcomes()
@@ -270,9 +271,7 @@ def this_machine(device: str) -> Machine:
 
 _server: Server | None = None
 _frozen = False
-_making = threading.Lock()
-#: True in a child that was forked: an OpenMP pool does not survive that, so kernels run on the calling thread there.
-forked = False
+_making = ForkLock()
 
 
 def server() -> Server:
@@ -320,11 +319,9 @@ configuration.on_change(reload)
 
 
 def _after_fork() -> None:
-    """In a forked child only this thread lives: locks that others held are replaced, frames with a pool of threads dropped."""
-    global _server, _making, forked
-    _server, _making, forked = None, threading.Lock(), True
-    loader.reset_locks()
-    outcomes.reset_locks()
+    """A forked child makes a server of its own: another thread may have been at work on the parent's."""
+    global _server
+    _server = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

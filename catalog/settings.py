@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import os
-import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,6 +15,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+from verifier.fork_lock import ForkLock
 
 MODES = ("auto", "strict", "off")
 ON_ERROR = ("fallback", "raise")
@@ -159,7 +160,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _configured: dict[str, Any] = {}
 _current: Settings | None = None
 _listeners: list[Callable[[], None]] = []

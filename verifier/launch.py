@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from generator.canonical import digest_bytes
 from generator.translate.records import Launch, TensorParameter
+from verifier.fork_lock import ForkLock
 
 
 class TensorLike(Protocol):
@@ -206,7 +207,7 @@ def load_cpu(
 
 _libraries: dict[str, ctypes.CDLL] = {}
 _sealed: dict[str, int] = {}
-_loading = threading.Lock()
+_loading = ForkLock()
 
 
 def seal(data: bytes) -> None:
