@@ -64,7 +64,7 @@ def test_who_answers_otherwise_is_left_to_ray(heard: bytes) -> None:
         threading.Thread(target=answer, daemon=True).start()
         started = time.monotonic()
         knock(f"127.0.0.1:{server.getsockname()[1]}")
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 10
 
 
 @pytest.fixture(scope="module")
