@@ -21,6 +21,10 @@ from farm.quiet import StillBusy
 UNVERIFIED = "no device here can run this target"
 
 
+class NoExecutor(Exception):
+    """What was to run jobs could not be started: why, in one sentence."""
+
+
 class Executor(Protocol):
     """Takes jobs and gives rows: always a row, whatever happens to who works on it."""
 
@@ -42,7 +46,9 @@ class Executor(Protocol):
         """Searches of a place that may be open at a time: none while it has no device in service."""
         ...
 
-    def submit(self, job: Job) -> Future[Row]: ...
+    def submit(self, job: Job) -> Future[Row]:
+        """Raises NoExecutor."""
+        ...
 
     def state(self) -> dict[str, Any]:
         """What is going on, for the display: plain values."""

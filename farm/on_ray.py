@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from farm.executors import Executor, LocalExecutor, run_stages, stages_of
+from farm.executors import Executor, LocalExecutor, NoExecutor, run_stages, stages_of
 from farm.guardian import Guardian
 from farm.jobs import STAGES, Job, Row, Shop
 from farm.places import Place, places_of
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: A socket's path has at most 107 characters; Ray adds up to 68.
 LONGEST_PLACE = 20
+#: Tries to start Ray on this machine.
+STARTS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,22 +103,41 @@ class OnRay:
         return self._running[1]
 
     def _start(self) -> tuple[Guardian, RayExecutor]:
+        if self._options.address == "local":
+            return self._start_here()
         from farm import session
-        from farm.nodes import local_wishes
         from farm.ray_executor import RayExecutor
 
         guardian = Guardian(self._run_id)
         try:
-            if self._options.address != "local":
-                session.start_session(self._options.address, 0)
-                return guardian, RayExecutor(self._shop, targets=self._targets, unmet=self._unmet)
-            wishes = local_wishes(self._targets, stages_of(self._shop).devices())
-            held = sum(int(dict(wish.options)["num_cpus"]) for wish in wishes)  # by devices' actors, which mostly wait
-            session.start_session("local", cores_given() + held, _watched_folder(guardian, self._run_id))
-            return guardian, RayExecutor(self._shop, wishes, cores_given())
+            session.start_session(self._options.address, 0)
+            return guardian, RayExecutor(self._shop, targets=self._targets, unmet=self._unmet)
         except BaseException:
             guardian.close()
             raise
+
+    def _start_here(self) -> tuple[Guardian, RayExecutor]:
+        """On this machine. Raises NoExecutor: Ray gives up after 30 s, which is not enough where much else runs."""
+        from farm import session
+        from farm.nodes import local_wishes
+        from farm.ray_executor import RayExecutor
+
+        wishes = local_wishes(self._targets, stages_of(self._shop).devices())
+        held = sum(int(dict(wish.options)["num_cpus"]) for wish in wishes)  # by devices' actors, which mostly wait
+        why = ""
+        for _ in range(STARTS):
+            guardian = Guardian(self._run_id)
+            try:
+                session.start_session("local", cores_given() + held, _watched_folder(guardian, self._run_id))
+                return guardian, RayExecutor(self._shop, wishes, cores_given())
+            except Exception as error:
+                why = " ".join(str(error).split())[:200] or type(error).__name__
+                session.stop_session()
+                guardian.close()
+            except BaseException:
+                guardian.close()
+                raise
+        raise NoExecutor(f"Ray did not start in {STARTS} tries ({why}); a machine that is less busy, or --executor local, does")
 
 
 def _watched_folder(guardian: Guardian, run_id: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from catalog.errors import FencedRun, StorageError
-from farm.executors import NO_SPACE, Executor
+from farm.executors import NO_SPACE, Executor, NoExecutor
 from farm.jobs import Job, Row, device_seconds
 from farm.plan import Budget
 from verifier.records import REASONS
@@ -200,7 +200,7 @@ class Sweep:
 
     async def _try(self, job: Job) -> Row:
         self._admit(job)
-        submitted = self.executor.submit(job)
+        submitted = self._submit(job)
         self._submitted.add(submitted)
         try:
             row = await asyncio.wrap_future(submitted)
@@ -216,6 +216,16 @@ class Sweep:
             self._submitted.discard(submitted)
         self._count_device(row)
         return await self._write_patiently(job, row)
+
+    def _submit(self, job: Job) -> Future[Row]:
+        try:
+            return self.executor.submit(job)
+        except NoExecutor as error:
+            self.stop(str(error))
+            self.display.note(f"{error}; the same command goes on")
+            if self.interrupted_row is not None:
+                self._write(job, self.interrupted_row(job, "not_run", f"stopped: {error}"))
+            raise Stopped(self.stop_reason) from None
 
     def _count_device(self, row: Row) -> None:
         """Device seconds of attempts, each counted once. When the budget of them is spent, what waits for a device is let go."""

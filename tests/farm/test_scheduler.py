@@ -14,7 +14,7 @@ import pytest
 
 from catalog.errors import StorageError
 from farm import standin
-from farm.executors import LocalExecutor
+from farm.executors import LocalExecutor, NoExecutor
 from farm.jobs import Job, Row, Shop, device_seconds
 from farm.plan import Budget
 from farm.progress import PlainDisplay, Tally
@@ -69,6 +69,24 @@ def test_every_planned_attempt_is_one_row(tmp_path: Path) -> None:
     assert len(rows) == 3 and len({row["attempt_key"] for row in rows}) == 3
     told = [shown.row["row_id"] for shown in done.display.tally.best.values()]
     assert told and set(told) <= {"1", "2", "3"}, "the closing table names the rows as they were stored"
+
+
+class Unstartable(LocalExecutor):
+    asked = 0
+
+    def submit(self, job: Job) -> Future[Row]:
+        self.asked += 1
+        raise NoExecutor("Ray did not start")
+
+
+def test_where_nothing_can_run_jobs_the_sweep_ends_with_the_reason_and_is_gone_on_with(tmp_path: Path) -> None:
+    rows, jobs = Rows(), [search_of(job(1), job(2)), search_of(job(3))]
+    executor = Unstartable(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"))
+    broken = run(sweep(tmp_path, rows, executor=executor), *jobs)
+    assert broken.stop_reason == "Ray did not start" and broken.is_stopped and executor.asked == 1
+    assert {row["reason_code"] for row in rows} == {"not_run"} and "stopped: Ray did not start" in rows[0]["message"]
+    again = run(sweep(tmp_path, rows), *jobs)
+    assert again.counts.planned == 3 and again.counts.by_reason == {"ok": 3}
 
 
 def test_a_rerun_does_nothing_twice_and_failures_are_final_too(tmp_path: Path) -> None:
