@@ -29,11 +29,16 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for scripts
 EXIT_OK, EXIT_FAILED, EXIT_INPUT, EXIT_BROKEN_OFF, EXIT_STOPPED = 0, 1, 2, 3, 130
 
 
+def printable(text: str) -> str:
+    """On one line, with nothing in it that steers a terminal: names of files hold what they like."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in text)
+
+
 class InputError(ValueError):
     """A flag, argument or file of the user's that cannot be used: the name of the field and what to do about it."""
 
     def __init__(self, name: str, message: str) -> None:
-        super().__init__(f"{name}: {message}" if name else message)
+        super().__init__(f"{printable(name)}: {message}" if name else message)
 
 
 class _Command(typer.core.TyperCommand):
@@ -104,7 +109,7 @@ MOST_LINES = 24
 
 def fail(message: str) -> None:
     """One line on standard error; what the user gave is in it, so that nothing of it may steer the terminal."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii") for c in message)
+    line = printable(message)
     if len(line) > LONGEST_LINE:
         line = f"{line[: LONGEST_LINE - 160]} [...] {line[-150:]}"
     print(f"farm: {line}", file=sys.stderr)

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 
 import yaml
 
+from farm.console import printable
+
 T = TypeVar("T")
 MAX_BYTES = 1 << 20
 MAX_NODES = 50_000  # read in about a second
@@ -39,6 +41,7 @@ class DocumentError(ValueError):
 
     def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
         self.file, self.problems = file, problems
+        file = printable(file)
         more = [f"{file}: {len(problems) - MOST_TOLD} more wrong fields"] if len(problems) > MOST_TOLD else []
         super().__init__("\n".join([p.render(file) for p in problems[:MOST_TOLD]] + more))
 

@@ -44,8 +44,8 @@ def node_wishes(targets: tuple[str, ...], nodes: Iterable[Mapping[str, Any]]) ->
     """One for each unit of a class resource on living nodes (`ray.nodes()`) that a plan's targets can use; a node is one `cpu`.
 
     A GPU's actor asks for one GPU, one CPU and one unit of its class. The actor of the `cpu` class takes all CPUs of its node
-    that no GPU's needs, so that no builder works beside a measurement; where no other node has CPUs for builders it takes none, and
-    builders and measurements take turns there, by the locks of `farm.quiet`, as on a single machine.
+    that no GPU's needs, so that no builder works beside a measurement; where no other node has CPUs for builders it takes none,
+    and builders and measurements take turns there, by the locks of `farm.quiet`, as on a single machine.
     """
     alive = [node for node in nodes if node["Alive"]]
     on_gpus = {node["NodeID"]: _gpu_wishes(targets, node) for node in alive}
