@@ -7,6 +7,7 @@ become kernels only for the dtype and head dimensions that are asked for, so tha
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,8 @@ from generator.scores import score_parameters
 from generator.spec import AttentionSpec, Rule, SpecError, spec_from_plain
 from generator.translate.records import Launch, launch_from_plain
 from verifier.fork_lock import ForkLock
+
+log = logging.getLogger("catalog")
 
 #: (dtype, head_dim, head_dim_v): rows are looked up by it.
 Group = tuple[str, int, int]
@@ -129,13 +132,21 @@ class KernelIndex:
 
 
 def kernels_from_rows(rows: Iterable[Mapping[str, Any]]) -> tuple[CatalogKernel, ...]:
-    """Rows with a binary, merged to kernels, in the order of their ids. Rules that are not registered: left out."""
+    """Rows with a binary, merged to kernels, in the order of their ids. Rules that are not registered: left out.
+
+    A row whose spec or launch is none is left out with a warning in the log: one row must not end the calls of a whole group.
+    """
     merged: dict[tuple[Any, ...], list[tuple[Mapping[str, Any], AttentionSpec]]] = {}
     shapes: dict[tuple[Any, ...], tuple[frozenset[RuleShape], tuple[RuleShape, ...]]] = {}
     for row in rows:
         if row["status"] not in ("ok", "unverified"):
             continue
-        spec = spec_from_plain(json.loads(row["spec"]))
+        try:
+            spec = spec_from_plain(json.loads(row["spec"]))
+            _launch_of(row)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("row %s is left out: its spec or launch cannot be read (%r)", row["row_id"], error)
+            continue
         try:
             rules = (mask_shapes(spec.masks), score_shapes(spec.scores))
         except SpecError:
@@ -156,7 +167,7 @@ def _merge(
     return CatalogKernel(
         kernel_id=row["binary_hash"][:12],
         binary_hash=row["binary_hash"],
-        launch=launch_from_plain(json.loads(row["launch"])) if row["launch"] else Launch("", (), ()),
+        launch=_launch_of(row),
         target=row["target"],
         isa=tuple(row["isa"] or ()),
         device_key=row["device_key"] or "",
@@ -176,6 +187,10 @@ def _merge(
         cuda_toolkit=row["cuda_toolkit"],
         ptx_isa=row["ptx_isa"],
     )
+
+
+def _launch_of(row: Mapping[str, Any]) -> Launch:
+    return launch_from_plain(json.loads(row["launch"])) if row["launch"] else Launch("", (), ())
 
 
 def _unavailable(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from catalog.calls import AttentionCall
 from catalog.counting import Outcome, Outcomes
 from catalog.decisions import Decision
 from catalog.envelope import Lengths, lengths_bucket
+from catalog.errors import CatalogError
 from catalog.kernels import CatalogKernel, mask_shapes, score_shapes
 from catalog.keys import ShapeBucket, power_bucket
 from catalog.loader import LoadedKernel, Loader, LoadFailed
@@ -159,12 +160,18 @@ class Server:
         key = (_bucket_key(call), deterministic, override)
         if (found := self._decisions.get(key)) is not None:
             return found
+        try:
+            kernels = source.index.group((call.dtypes[0], call.head_dim, call.head_dim_v))
+        except (CatalogError, OSError) as error:  # gone or damaged since it was opened: calls go on, reload() asks again
+            why = reason("no_catalog", f"its rows cannot be read now: {error}")
+            log.warning("%s", why)
+            return Decision(str(call), None, (why,)), None
         machine = this_machine(call.device)
         question = Question(
             call, self.settings, machine, override, deterministic, loader.quarantined | self._unreadable, source.location_problem,
             loader.hashes if self.frozen else None, self._pinned(call, machine.device_key),
         )  # fmt: skip
-        made = choose(question, source.index.group((call.dtypes[0], call.head_dim, call.head_dim_v)))
+        made = choose(question, kernels)
         _bounded(self._decisions, key, made, self.settings.max_decisions)
         _tell(made[0], ShapeBucket.of(call.batch, call.seqlen_q, call.seqlen_k))
         return made
@@ -295,7 +302,22 @@ def _set_log_level(level: str) -> None:
 
 
 def reload() -> None:
-    """Look at the catalog anew: decisions from now on see its rows of this moment. Loaded kernels and open plans stay."""
+    """Look at the catalog anew: decisions from now on see its rows of this moment. Loaded kernels and open plans stay.
+
+    Raises the store's errors where a catalog that served is gone, and then what it gave before stays in force.
+    """
+    global _server
+    before = _server
+    fresh = None if before is None or not isinstance(before._source, Source) else Server(before.settings, _frozen)
+    if fresh is not None:
+        fresh.source()
+    with _making:
+        if _server is before:
+            _server = fresh
+
+
+def _forget() -> None:
+    """The next call makes a server under the settings of that moment."""
     global _server
     with _making:
         _server = None
@@ -305,17 +327,17 @@ def freeze() -> None:
     """From now on nothing is loaded: a call whose best kernel is not in memory takes the next one that is, or torch (counted)."""
     global _frozen
     _frozen = True
-    reload()
+    _forget()
 
 
 def unfreeze() -> None:
     """Allow loading again."""
     global _frozen
     _frozen = False
-    reload()
+    _forget()
 
 
-configuration.on_change(reload)
+configuration.on_change(_forget)
 
 
 def _after_fork() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,8 @@ from catalog.trust import host_code_problem
 
 if TYPE_CHECKING:
     from catalog.store import Catalog
+
+log = logging.getLogger("catalog")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +57,17 @@ def open_source(catalog: Any, signers: tuple[str, ...] = ()) -> Source | Reason:
     if signers:
         return _signed(catalog, signers)
 
+    told: set[str] = set()
+
     def fetch(group: Group | None) -> list[dict[str, Any]]:
         keep: dict[str, Any] = {"status": ["ok", "unverified"]}
         if group is not None:
             keep |= dict(zip(("dtype", "head_dim", "head_dim_v"), group, strict=True))
         rows: list[dict[str, Any]] = catalog.rows(COLUMNS, keep).to_pylist()
+        for problem in catalog.problems:
+            if problem not in told:  # kernels may be missing for it, and no reason of a call would say so
+                told.add(problem)
+                log.warning("left out: %s; `farm catalog verify` names all that is damaged", problem)
         return [row for row in rows if row["binary_hash"] is not None]
 
     return Source(catalog.uri, KernelIndex(fetch), catalog.artifacts.get, host_code_problem(catalog.location.local, catalog.uri))
