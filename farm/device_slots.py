@@ -54,6 +54,7 @@ class Slot:
             "about": known.name if known else self.wish.expected_class,
             "facts": dict(known.facts) if known else {},
             "out_of_service": self.out_of_service,
+            "starting": self.hello is not None,
             "waits_for": self.waits_for,
             "in_hand": len(self.tasks),
             "ended": self.num_ended,

@@ -51,10 +51,12 @@ def _devices(devices: list[dict[str, Any]]) -> list[str]:
 
 def _name(device: dict[str, Any]) -> str:
     node = f" of node {device['node']}" if device.get("node") else ""
-    return f"{device['device']} ({device['about'] or 'starting'}){node}"
+    return f"{device['device']} ({device['about'] or 'not known yet'}){node}"
 
 
 def _device(device: dict[str, Any]) -> str:
+    if device.get("starting"):
+        return f"{_name(device)}: starting: it says what it is, and is tested"
     waits = f", waiting: {device['waits_for']}" if device.get("waits_for") else ""
     facts = f"; {told}" if (told := _facts(device.get("facts") or {})) else ""
     return (

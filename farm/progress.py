@@ -165,6 +165,10 @@ class LiveDisplay(PlainDisplay):
         # last: it renders at once
         self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=True)
 
+    def note(self, text: str) -> None:
+        """Whole, however narrow the terminal: what is said once may hold a cure."""
+        self._console.print(text, markup=False, highlight=False)
+
     def pulse(self) -> None:
         """The lines are up to date anyway."""
 

@@ -73,6 +73,7 @@ def join_cluster(address: str) -> None:
     except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         wanted = "expected local, or a running cluster: auto, HOST:PORT or ray://HOST:PORT"
         raise InputError("--address", f"{wanted}; {address!r}: {_first_sentence(str(error))}") from None
+    _SESSION["address"] = address  # which Ray may know by another name: a host's for its number
     _SESSION["dashboard"] = str(context.dashboard_url or "")
     if address.startswith("ray://"):
         _SESSION["client"] = address.removeprefix("ray://")
@@ -88,7 +89,7 @@ def _first_sentence(text: str) -> str:
 def _check_joined(address: str) -> None:
     """Raises ValueError in a process that has joined another cluster than the one at the address."""
     here = ray.get_runtime_context().gcs_address
-    if address not in ("auto", here):
+    if address not in ("auto", here, _SESSION.get("address")):
         raise ValueError(f"this process is connected to {here}")
 
 

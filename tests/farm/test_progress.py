@@ -1,5 +1,7 @@
 """What a person sees of a sweep whose author is a language model: a line that is up to date, also while nothing ends."""
 
+import io
+
 import pytest
 from rich.console import Console
 
@@ -29,6 +31,13 @@ def test_the_closing_table_shows_the_longest_measured_of_the_rules_and_the_faste
         row = {"reason_code": "ok", "author_mode": mode, "generation": generation, "ratio_p50": ratio}
         tally.add(job, row, known=False)
     assert tally.best[spec.hash, "cpu"].row["ratio_p50"] == shown
+
+
+def test_a_note_is_told_whole_on_a_narrow_terminal():
+    display = LiveDisplay(Tally(), dict)
+    display._console = Console(width=20, file=io.StringIO())
+    display.note("sm_80: no node of the cluster has the resource class_a100; join one")
+    assert "".join(display._console.file.getvalue().split()).endswith("class_a100;joinone")
 
 
 def test_rules_have_nothing_to_tell(monkeypatch):

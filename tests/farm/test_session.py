@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -126,6 +127,22 @@ def test_a_cluster_that_asks_for_a_token_is_one_line_and_nothing_of_rays(
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"farm: --address: '{guarded}' {said}") and len(done.stderr.splitlines()) == 1, done.stderr
     assert time.monotonic() - started < 15, "Ray was asked, who tries for twenty seconds"
+
+
+def test_a_cluster_may_be_named_twice_by_a_name_that_ray_does_not_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep joins for its preflight and again for its executor; Ray knows a head by the number of its host."""
+    joined: list[str] = []
+    context = SimpleNamespace(dashboard_url="", gcs_address="192.0.2.7:6379")
+    monkeypatch.setattr(session, "_SESSION", {})
+    monkeypatch.setattr(session, "_knock", lambda address: None)
+    monkeypatch.setattr(session.ray, "is_initialized", lambda: bool(joined))
+    monkeypatch.setattr(session.ray, "init", lambda address, **given: joined.append(address) or context)
+    monkeypatch.setattr(session.ray, "get_runtime_context", lambda: context)
+    for address in ("head.example.com:6379", "head.example.com:6379", "192.0.2.7:6379", "auto"):
+        session.join_cluster(address)
+    assert joined == ["head.example.com:6379"]
+    with pytest.raises(InputError, match="this process is connected to 192.0.2.7:6379"):
+        session.join_cluster("other.example.com:6379")
 
 
 def test_of_a_servers_traceback_its_last_line_is_told(alone: None, monkeypatch: pytest.MonkeyPatch) -> None:

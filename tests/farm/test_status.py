@@ -73,6 +73,11 @@ def test_a_cluster_is_told_node_by_class_and_queue() -> None:
     assert shown[-1] == "Ray's dashboard: http://127.0.0.1:8265"
 
 
+def test_a_device_that_has_not_said_what_it_is_is_starting() -> None:
+    (_, *_, told, _) = machine_lines(state([device("t4", starting=True)]))
+    assert told == "cuda:0 (t4) of node n1: starting: it says what it is, and is tested"
+
+
 def test_hundreds_of_devices_are_told_class_by_class_and_those_out_of_service_one_by_one() -> None:
     shown = machine_lines(state([device("a100")] * 300 + [device("t4", out_of_service="3 deaths in a row")] * 2))
     assert "300 x a100: 90% busy, 300 in hand, 1500 ended" in shown and len(shown) < 10
