@@ -56,6 +56,13 @@ class _Command(typer.core.TyperCommand):
                 raise InputError(name, "expected a value, found an empty text")
         return super().parse_args(ctx, args)
 
+    def invoke(self, ctx: Any) -> Any:
+        """An interrupt is what `guard` has a word for; typer would end without one."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise typer.Abort from None
+
 
 class App(typer.Typer):
     """A group of our commands."""

@@ -56,7 +56,7 @@ def _name(device: dict[str, Any]) -> str:
 
 def _device(device: dict[str, Any]) -> str:
     if device.get("starting"):
-        return f"{_name(device)}: starting: it says what it is, and is tested"
+        return f"{_name(device)}: starting, or waiting until another sweep leaves it"
     waits = f", waiting: {device['waits_for']}" if device.get("waits_for") else ""
     facts = f"; {told}" if (told := _facts(device.get("facts") or {})) else ""
     return (

@@ -168,6 +168,15 @@ def test_a_process_says_the_same_as_a_call(args: tuple[str, ...], tmp_path: Path
     assert (here.returncode, here.stdout, here.stderr) == (apart.returncode, apart.stdout, apart.stderr)
 
 
+def test_an_interrupt_before_there_is_anything_to_stop_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(path: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("farm.plan_file.load_plan", interrupted)
+    done = farm("sweep", "--dry-run")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "farm: stopped\n")
+
+
 def test_the_version_is_told_whether_it_is_installed_or_not() -> None:
     done = farm("--version")
     assert done.returncode == 0 and done.stdout.startswith("kernel-farm"), done.stderr

@@ -75,7 +75,7 @@ def test_a_cluster_is_told_node_by_class_and_queue() -> None:
 
 def test_a_device_that_has_not_said_what_it_is_is_starting() -> None:
     (_, *_, told, _) = machine_lines(state([device("t4", starting=True)]))
-    assert told == "cuda:0 (t4) of node n1: starting: it says what it is, and is tested"
+    assert told == "cuda:0 (t4) of node n1: starting, or waiting until another sweep leaves it"
 
 
 def test_hundreds_of_devices_are_told_class_by_class_and_those_out_of_service_one_by_one() -> None:
