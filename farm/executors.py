@@ -25,6 +25,10 @@ class NoExecutor(Exception):
     """What was to run jobs could not be started: why, in one sentence."""
 
 
+class StartInterrupted(BaseException):
+    """A signal came while what runs jobs was being started, for seconds: its name."""
+
+
 class Executor(Protocol):
     """Takes jobs and gives rows: always a row, whatever happens to who works on it."""
 
@@ -47,7 +51,7 @@ class Executor(Protocol):
         ...
 
     def submit(self, job: Job) -> Future[Row]:
-        """Raises NoExecutor."""
+        """Raises NoExecutor, StartInterrupted."""
         ...
 
     def state(self) -> dict[str, Any]:

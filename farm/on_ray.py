@@ -55,6 +55,7 @@ class OnRay:
     def __init__(self, options: Options, shop: Shop, targets: tuple[str, ...], run_id: str, unmet: dict[str, str]) -> None:
         self._options, self._shop, self._targets, self._run_id, self._unmet = options, shop, targets, run_id, unmet
         self._running: tuple[Guardian, RayExecutor] | None = None
+        self.before_start: Callable[[], None] = lambda: None
         self.after_start: Callable[[], None] = lambda: None
 
     @property
@@ -98,8 +99,11 @@ class OnRay:
 
     def _started(self) -> RayExecutor:
         if self._running is None:
-            self._running = self._start()
-            self.after_start()
+            self.before_start()
+            try:
+                self._running = self._start()
+            finally:
+                self.after_start()
         return self._running[1]
 
     def _start(self) -> tuple[Guardian, RayExecutor]:
@@ -135,6 +139,7 @@ class OnRay:
                 session.stop_session()
                 guardian.close()
             except BaseException:
+                session.abandon()  # half of it is there
                 guardian.close()
                 raise
         raise NoExecutor(f"Ray did not start in {STARTS} tries ({why}); a machine that is less busy, or --executor local, does")

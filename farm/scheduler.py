@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
 from catalog.errors import FencedRun, StorageError
-from farm.executors import NO_SPACE, Executor, NoExecutor
+from farm.executors import NO_SPACE, Executor, NoExecutor, StartInterrupted
 from farm.jobs import Job, Row, device_seconds
 from farm.plan import Budget
 from verifier.records import REASONS
@@ -26,6 +26,7 @@ RETRIES = {"lost_node": 2, "compile_oom": 1, "throttled": 2}
 
 T = TypeVar("T")
 
+STOPPING = "{}: stopping; what has ended is in the catalog, and the same command goes on from there"
 LOOK_S = 2.0  # between looks for devices that joined
 
 
@@ -221,11 +222,18 @@ class Sweep:
         try:
             return self.executor.submit(job)
         except NoExecutor as error:
-            self.stop(str(error))
-            self.display.note(f"{error}; the same command goes on")
-            if self.interrupted_row is not None:
-                self._write(job, self.interrupted_row(job, "not_run", f"stopped: {error}"))
+            self._write_unsubmitted(job, str(error), f"{error}; the same command goes on")
             raise Stopped(self.stop_reason) from None
+        except StartInterrupted as error:
+            self._write_unsubmitted(job, f"stopped by {error}", STOPPING.format(error))
+            raise Stopped(self.stop_reason) from None
+
+    def _write_unsubmitted(self, job: Job, reason: str, note: str) -> None:
+        """Ends the sweep, and the job that nothing was there to run."""
+        self.stop(reason)
+        self.display.note(note)
+        if self.interrupted_row is not None:
+            self._write(job, self.interrupted_row(job, "not_run", f"stopped: {reason}"))
 
     def _count_device(self, row: Row) -> None:
         """Device seconds of attempts, each counted once. When the budget of them is spent, what waits for a device is let go."""

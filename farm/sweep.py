@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from catalog import store
@@ -20,7 +21,7 @@ from farm.authors import Author, AuthorOf, author_of, endpoint_of
 from farm.config import Config, usable_cache
 from farm.console import InputError
 from farm.devices import devices_here
-from farm.executors import Executor, stages_of
+from farm.executors import Executor, StartInterrupted, stages_of
 from farm.jobs import STAGES, Shop, new_run_id
 from farm.known_rows import KnownRows
 from farm.model_feedback import TOLD_COLUMNS
@@ -29,7 +30,7 @@ from farm.places import AttemptsAt, Place
 from farm.plan import Plan
 from farm.progress import PlainDisplay, Tally, make_display, waits_of
 from farm.rules import resolved_targets
-from farm.scheduler import Counts, Search, Stream, Sweep
+from farm.scheduler import STOPPING, Counts, Search, Stream, Sweep
 from farm.search import SANITIZED, Attempt, Versions
 from farm.status import StatusFile
 from farm.summary import Summary
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
 
 #: How long a cluster's sweep with nothing else to do waits for a kind of device of which the last one left.
 DEVICE_PATIENCE_S = 300.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FENCE_LOOK_S = 5.0  # between looks for a later start of the same sweep
 
 
@@ -190,12 +192,17 @@ async def _run(
     loop = asyncio.get_running_loop()
 
     def catch_signals() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             loop.add_signal_handler(number, functools.partial(_stop, sweep, display, signal.Signals(number).name))
 
+    def raise_signals() -> None:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+            signal.signal(number, _interrupt)
+
     catch_signals()
-    if isinstance(sweep.executor, OnRay):
-        sweep.executor.after_start = catch_signals  # Ray puts handlers of its own in their place
+    if isinstance(sweep.executor, OnRay):  # whose start keeps this loop waiting for seconds, and puts handlers of Ray's in place
+        sweep.executor.before_start, sweep.executor.after_start = raise_signals, catch_signals
     translator, harness = stages_of(shop).versions()
     versions = Versions(translator, harness + (SANITIZED if shop.sanitize else ""))  # other attempts than without it
     watching = asyncio.ensure_future(watch.run(sweep, display))
@@ -244,8 +251,12 @@ async def _solve(author: Author, spec: AttentionSpec, place: Place, attempt: Att
     await author.solve(spec, place.target, AttemptsAt(place, attempt))
 
 
+def _interrupt(number: int, _: FrameType | None) -> None:
+    raise StartInterrupted(signal.Signals(number).name)
+
+
 def _stop(sweep: Sweep, display: PlainDisplay, name: str) -> None:
-    display.note(f"{name}: stopping; what has ended is in the catalog, and the same command goes on from there")
+    display.note(STOPPING.format(name))
     sweep.stop(f"stopped by {name}")
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from catalog.errors import StorageError
 from farm import standin
-from farm.executors import LocalExecutor, NoExecutor
+from farm.executors import LocalExecutor, NoExecutor, StartInterrupted
 from farm.jobs import Job, Row, Shop, device_seconds
 from farm.plan import Budget
 from farm.progress import PlainDisplay, Tally
@@ -72,11 +72,11 @@ def test_every_planned_attempt_is_one_row(tmp_path: Path) -> None:
 
 
 class Unstartable(LocalExecutor):
-    asked = 0
+    asked, why = 0, NoExecutor("Ray did not start")
 
     def submit(self, job: Job) -> Future[Row]:
         self.asked += 1
-        raise NoExecutor("Ray did not start")
+        raise self.why
 
 
 def test_where_nothing_can_run_jobs_the_sweep_ends_with_the_reason_and_is_gone_on_with(tmp_path: Path) -> None:
@@ -87,6 +87,15 @@ def test_where_nothing_can_run_jobs_the_sweep_ends_with_the_reason_and_is_gone_o
     assert {row["reason_code"] for row in rows} == {"not_run"} and "stopped: Ray did not start" in rows[0]["message"]
     again = run(sweep(tmp_path, rows), *jobs)
     assert again.counts.planned == 3 and again.counts.by_reason == {"ok": 3}
+
+
+def test_a_signal_while_the_executor_starts_ends_the_sweep_at_once(tmp_path: Path) -> None:
+    rows = Rows()
+    executor = Unstartable(Shop(str(tmp_path), str(tmp_path), stages="farm.standin"))
+    executor.why = StartInterrupted("SIGINT")
+    done = run(sweep(tmp_path, rows, executor=executor), search_of(job(1), job(2)))
+    assert done.stop_reason == "stopped by SIGINT" and executor.asked == 1
+    assert [row["message"] for row in rows] == ["stopped: stopped by SIGINT"] * done.counts.planned
 
 
 def test_a_rerun_does_nothing_twice_and_failures_are_final_too(tmp_path: Path) -> None:
