@@ -13,7 +13,7 @@ import json
 import os
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from generator.translate.records import Launch
 from verifier import gpu_health
@@ -34,6 +34,7 @@ class CudaSandbox(Sandbox):
     """As `Sandbox`, on a GPU. Raises NoDevice (also while starting) where the device, not the candidate, is the reason."""
 
     program = "verifier.cuda_child"
+    calls: ClassVar[frozenset[str]] = frozenset()  # the device may need the driver's threads at any time
 
     def __init__(self, cubin: bytes, launch: Launch, device: str = "cuda:0", limits: SandboxLimits | None = None) -> None:
         gpu_health.check_in_service(device)

@@ -17,8 +17,9 @@ from verifier.inputs import Case, Values, generator_of
 
 def make_values(case: Case) -> dict[str, Tensor]:
     """q (B, H, Sq, D), k (B, Hkv, Sk, D), v (B, Hkv, Sk, Dv) in the spec's dtype, and what the rules capture, by name."""
-    spec, generator = case.spec, generator_of(case.seed, 1)
-    q, k, v = (torch.randn(shape, generator=generator) for shape in _shapes(spec))
+    spec = case.spec
+    drawn = {seed: _drawn(seed, spec) for seed in {case.seed_of(part) for part in "qkv"}}
+    q, k, v = (drawn[case.seed_of(part)][i] for i, part in enumerate("qkv"))
     q, k = _MAKERS[case.values](spec, q, k)
     dtype = torch_dtype(spec)
     tensors = {name: tensor.to(dtype) for name, tensor in (("q", q), ("k", k), ("v", v))}
@@ -31,6 +32,12 @@ def make_values(case: Case) -> dict[str, Tensor]:
             for name, rubbish in (("k", torch.nan), ("v", torch.inf)):
                 tensors[name][batch, :, length:] = rubbish
     return tensors
+
+
+def _drawn(seed: int, spec: AttentionSpec) -> list[Tensor]:
+    """Normal q, k and v of a seed."""
+    generator = generator_of(seed, 1)
+    return [torch.randn(shape, generator=generator) for shape in _shapes(spec)]
 
 
 def _shapes(spec: AttentionSpec) -> tuple[tuple[int, ...], ...]:
@@ -155,7 +162,7 @@ def captured_values(case: Case) -> dict[str, Tensor]:
     """Every tensor that the spec's rules capture, by name."""
     tensors = {}
     for name, captured in rule_tensors(case.spec).items():
-        generator, shape = generator_of(case.seed, 3), captured_shape(captured, case.spec)
+        generator, shape = generator_of(case.seed_of("rules"), 3), captured_shape(captured, case.spec)
         maker = CAPTURED.get(name)
         if maker is not None:
             tensors[name] = maker(case.spec, shape, generator)

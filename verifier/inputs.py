@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from generator.binding import rule_tensors
 from generator.spec import AttentionSpec, Rule
 from verifier.arena import Place
 from verifier.dtypes import torch_dtype
@@ -32,7 +33,11 @@ ROW_BYTES: dict[Layout, int] = {"sliced_4": 4, "sliced_8": 8}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One input. `rows`: how many query rows are compared (0: all)."""
+    """One input. `rows`: how many query rows are compared (0: all).
+
+    like: the seed of an input of the same shape, which this one equals but for `new`: one of q, k, v and "rules" (what rules
+    capture); 0: all of it is new.
+    """
 
     name: str
     spec: AttentionSpec
@@ -41,6 +46,12 @@ class Case:
     place: Place = "end"
     rows: int = 0
     seed: int = 0
+    like: int = 0
+    new: Literal["", "q", "k", "v", "rules"] = ""
+
+    def seed_of(self, part: str) -> int:
+        """The seed of q, k, v or "rules"."""
+        return self.like if self.like and part != self.new else self.seed
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -79,7 +90,9 @@ def bucket(length: int) -> tuple[int, int]:
 
 
 def bucket_corners(spec: AttentionSpec, seed: int) -> tuple[tuple[int, int], ...]:
-    """(seqlen_q, seqlen_k) at the corners of the spec's bucket, and one ragged point inside."""
+    """(seqlen_q, seqlen_k) at the corners of the spec's bucket, and two points inside: one with odd lengths, one with even ones
+    that are no multiple of 16.
+    """
     (q_low, q_high), (k_low, k_high) = bucket(spec.seqlen_q), bucket(spec.seqlen_k)
     generator = generator_of(seed, 11)
 
@@ -87,8 +100,15 @@ def bucket_corners(spec: AttentionSpec, seed: int) -> tuple[tuple[int, int], ...
         """An odd length that is no corner, where there is one: high is even, so what comes out stays below it."""
         return int(torch.randint(low + 1, high, (), generator=generator)) | 1 if high - low > 2 else high
 
+    def even(low: int, high: int) -> int:
+        """An even length in the lower half, no multiple of a tile's edge, where there is one."""
+        found = int(torch.randint(low, (low + high) // 2 + 1, (), generator=generator)) & -2
+        found += 0 if found % TILE_EDGE else 2
+        return found if low <= found <= high else high
+
     ragged = (inside(q_low, q_high), inside(k_low, k_high))
-    corners = [(q_low, k_low), (q_high, k_high), (q_low, k_high), (q_high, k_low), ragged]
+    evens = (even(q_low, q_high), even(k_low, k_high))
+    corners = [(q_low, k_low), (q_high, k_high), (q_low, k_high), (q_high, k_low), ragged, evens]
     return tuple(dict.fromkeys(corners))
 
 
@@ -111,7 +131,11 @@ def suite(spec: AttentionSpec, seed: int) -> tuple[Case, ...]:
     """The cases for a spec, smallest first. Sizes follow from the spec: seconds of judging, not minutes."""
     small = _small_cases(spec)
     large = [c for c in _bucket_cases(spec, seed) if c.shape not in {s.shape for s in small}]
-    return tuple(replace(case, seed=seed + 1 + i) for i, case in enumerate(small + large))
+    cases: list[Case] = []
+    for i, case in enumerate(small + large, 1):
+        like = next((c.seed for c in reversed(cases) if not c.new), 0) if case.new else 0
+        cases.append(replace(case, seed=seed + i, like=like))
+    return tuple(cases)
 
 
 def _small_cases(spec: AttentionSpec) -> list[Case]:
@@ -124,7 +148,7 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
 
     one, odd, wide = at(1, 1, 1, 1), at(2, 37, 53), at(1, 70, 33)
     tiles = at(1, 130, 257) if group * kv <= 16 else at(1, 70, 261, 1)
-    cases = [Case("length 1", one), Case("odd lengths", odd, place="start")]
+    cases = [Case("length 1", one), Case("odd lengths", odd, place="start"), *_almost_the_same(odd)]
     cases += [Case("more queries than keys", wide)] * (not decode)
     cases += [Case("few queries", at(1, 3, 200))] * (not decode)
     cases += [
@@ -140,6 +164,14 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
     names = ("several tiles", "new values in the same memory", "large logits", "very negative logits", "one dominant key",
              "equal keys", "growing keys")  # fmt: skip
     return cases + [Case(name, tiles, values=kind) for name, kind in zip(names, kinds, strict=True)]
+
+
+def _almost_the_same(spec: AttentionSpec) -> list[Case]:
+    """The input before, with one part new: for kernels that know a call again by less than all of it."""
+    parts: list[tuple[str, Literal["q", "k", "v", "rules"]]] = [("queries", "q"), ("keys", "k"), ("values", "v")]
+    if rule_tensors(spec):
+        parts.append(("captured tensors", "rules"))
+    return [Case(f"other {words}, all else the same", spec, place="start", new=part) for words, part in parts]
 
 
 def _wider_slices(spec: AttentionSpec) -> list[Case]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,7 +21,7 @@ from verifier.input_layout import call_view, fill, slots_of
 from verifier.launch import LaunchError, check_call
 from verifier.physics import too_large
 from verifier.records import Binary, CaseError, Failed, Passed, Verdict, Witness
-from verifier.sandbox import CallTensor, CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
+from verifier.sandbox import CallTensor, CannotStart, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut, kept_threads
 from verifier.tolerance import RULE_ID
 from verifier.trial import Trial, one_thread, trials_for
 
@@ -162,7 +162,23 @@ def _judge_trial(judging: Judging, sandbox: Sandbox, trial: Trial) -> Finding | 
     if (finding := _came_back(judging, setting, outcome)) is not None:
         return finding
     written = everything_written(outputs_of(setting), trial.expected)
-    return _stayed_inside(setting) or written or _same_again(setting, first) or _idle(sandbox, trial) or error
+    found = _stayed_inside(setting) or written or _same_again(setting, first) or _idle(judging, sandbox, trial)
+    return found or _with_one_thread(judging, sandbox, setting) or error
+
+
+def _with_one_thread(judging: Judging, sandbox: Sandbox, setting: Setting) -> Finding | None:
+    """Callers have any number of threads: small random inputs are run by one alone, within the same limits if not to the same
+    bits.
+    """
+    case = setting.trial.case
+    if judging.device != "cpu" or judging.num_threads == 1 or case.rows or case.values != "random":
+        return None
+    setting.arena.poison_outputs()
+    outcome = sandbox.run(setting.arena, setting.tensors, setting.scalars, num_threads=1)
+    found = _came_back(judging, setting, outcome) or _stayed_inside(setting) or _judge_outputs(setting)
+    if found is None:
+        return None
+    return replace(found, witness=replace(found.witness, message=f"called with one thread: {found.witness.message}"))
 
 
 def _run(sandbox: Sandbox, setting: Setting, *, writable_inputs: bool, guards: bool = True) -> Outcome:
@@ -236,7 +252,14 @@ def _same_again(setting: Setting, first: dict[str, torch.Tensor]) -> Finding | N
     return None
 
 
-def _idle(sandbox: Sandbox, trial: Trial) -> Finding | None:
+def _idle(judging: Judging, sandbox: Sandbox, trial: Trial) -> Finding | None:
+    """Nothing of the call goes on: it started no thread, and gave back those that it was lent."""
+    if judging.device == "cpu":
+        outcome = sandbox.working_threads()
+        if not isinstance(outcome, Ran):
+            return Finding("crash", Witness("threads", "the pool of threads does not answer after the call", trial.case.name))
+        if (found := outcome.facts["threads"]) < judging.num_threads:
+            return Finding("crash", Witness("threads", kept_threads(found, judging.num_threads), trial.case.name))
     if extra := sandbox.extra_threads():
         message = f"{extra} threads that the call started are still there after it came back"
         return Finding("crash", Witness("threads", message, trial.case.name))

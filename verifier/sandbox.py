@@ -6,6 +6,8 @@ limits of CPU time and address space, an empty working folder, no core dumps, no
 moment that the candidate is mapped, only the system calls that computing needs (seccomp): none that starts a process or a
 thread, opens a file, sends a signal or reaches the network. It dies when this process dies. Inputs and outputs lie in memory
 that this process owns (`verifier.arena`); the answer over the channel is only "done", under a number that the question gave.
+A child that has answered for a call is stopped until it is asked again: nothing of the call goes on while its results are looked
+at.
 
 What is not stopped: on kernels without Landlock or seccomp the candidate may read what this user may read (`fences` of a started
 sandbox says which are up); a candidate can forge its child's answers, which gains nothing, since outputs are judged and time is
@@ -14,9 +16,11 @@ taken here; it can measure its neighbours through shared caches; it can slow the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+import signal
 import socket
 import subprocess
 import tempfile
@@ -79,8 +83,6 @@ class Died:
         return self.signal in (7, 11) or "illegal memory access" in self.error  # SIGBUS, SIGSEGV
 
     def __str__(self) -> str:
-        import signal
-
         if self.error:
             return f"was stopped by the device: {self.error}"
         if self.forbidden_call:
@@ -121,6 +123,8 @@ class Sandbox:
     """
 
     program = "verifier.sandbox_child"
+    #: Questions that are calls: the child is stopped when it has answered.
+    calls: ClassVar[frozenset[str]] = frozenset({"run", "go"})
     #: Modules that every child needs and that take long to import.
     imports: tuple[str, ...] = ()
     #: Little, and an allocator that hands out dirty memory, so that scratch nobody wrote is noticed; idle threads sleep.
@@ -142,6 +146,8 @@ class Sandbox:
         self._folder = self._held.path
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._process: Nursling | None = None
+        self._signals = -1  # a handle of the process: its number may be another's one day
+        self._stopped = False
         self._threads = 0
 
     def __enter__(self) -> Self:
@@ -176,6 +182,9 @@ class Sandbox:
         finally:
             os.close(binary)
         self._theirs.close()
+        if self.calls:
+            with contextlib.suppress(OSError):  # gone already: the channel tells
+                self._signals = os.pidfd_open(self.pid)
         self.hear_start()
 
     def _child(self, facts: dict[str, Any], handles: tuple[int, ...]) -> Nursling:
@@ -205,6 +214,9 @@ class Sandbox:
         """Kill the group, whatever state it is in, and give everything back."""
         if self._process is not None:
             self._kill()
+        if self._signals >= 0:
+            os.close(self._signals)
+            self._signals = -1
         self._channel.close()
         self._theirs.close()
         self._log.close()
@@ -233,9 +245,17 @@ class Sandbox:
             self.limits.start_s,
         )
 
-    def run(self, arena: Arena, tensors: Sequence[CallTensor], scalars: Sequence[int | float]) -> Outcome:
-        """Call the kernel once. tensors: of each parameter, in launch order; scalars likewise."""
-        call = {"addresses": [arena.address_of(t.name) for t in tensors], **self.numbers(tensors, scalars)}
+    def run(
+        self, arena: Arena, tensors: Sequence[CallTensor], scalars: Sequence[int | float], num_threads: int | None = None
+    ) -> Outcome:
+        """Call the kernel once. tensors: of each parameter, in launch order; scalars likewise. num_threads: fewer than the child
+        was given; a GPU's kernel has none.
+        """
+        call: dict[str, Any] = {
+            "num_threads": num_threads or self._num_threads,
+            "addresses": [arena.address_of(t.name) for t in tensors],
+            **self.numbers(tensors, scalars),
+        }
         return self.ask({"do": "run", **call}, self.limits.run_s)
 
     def numbers(self, tensors: Sequence[CallTensor], scalars: Sequence[int | float]) -> dict[str, Any]:
@@ -245,6 +265,12 @@ class Sandbox:
             "ints": [int(value) for scalar, value in pairs if scalar.dtype == "i32"],
             "floats": [float(value) for scalar, value in pairs if scalar.dtype != "i32"],
         }
+
+    def working_threads(self) -> Outcome:
+        """Asks how many threads of the child's pool take part in a parallel region now ("threads" of the answer's facts): as many
+        as it was given, unless a call left a region of its own other than by its end.
+        """
+        return self.ask({"do": "pool"}, self.limits.run_s)
 
     def extra_threads(self) -> int:
         """Threads that the child has now beyond those it had before its first run."""
@@ -258,6 +284,9 @@ class Sandbox:
 
     def ask(self, question: dict[str, Any], limit_s: float) -> Outcome:
         """Send a question and wait for its answer; the time from one to the other is measured here."""
+        if self._stopped:
+            self._signal(signal.SIGCONT)
+            self._stopped = False
         nonce = secrets.token_hex(16)
         packet = json.dumps({**question, "nonce": nonce}).encode()
         self._channel.settimeout(limit_s)
@@ -268,7 +297,16 @@ class Sandbox:
             return self._death()
         answer = self._hear(nonce, limit_s)
         wall_s = time.perf_counter() - started
+        if question["do"] in self.calls:
+            self._signal(signal.SIGSTOP)
+            self._stopped = True
         return Ran(answer.pop("result", "done"), wall_s, answer) if isinstance(answer, dict) else answer
+
+    def _signal(self, number: int) -> None:
+        """To the whole process, if it is still there."""
+        if self._signals >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._signals, number)
 
     def _hear(self, nonce: str, limit_s: float) -> dict[str, Any] | Died | TimedOut:
         """The packet that carries the nonce; any other is not from our code and is dropped."""
@@ -300,6 +338,10 @@ class Sandbox:
     def _tail(self) -> str:
         self._log.seek(0)
         return self._log.read()[-4096:].decode(errors="replace")
+
+
+def kept_threads(found: int, given: int) -> str:
+    return f"{found} of {given} threads of the pool are there after the call: it left a parallel region other than by its end"
 
 
 def _parsed(packet: bytes) -> dict[str, Any]:

@@ -11,7 +11,10 @@ import ctypes
 import json
 import mmap
 import os
+import platform
 import socket
+import struct
+import threading
 from typing import Any
 
 from generator.translate.records import Launch, launch_from_plain
@@ -21,8 +24,11 @@ from verifier.launch import CallBlock, CpuKernel, LaunchError, load_cpu, paralle
 PACKET_BYTES = 1 << 18
 FAR_BASE = 0x2000_0000_0000  # as in verifier.arena, which imports too much for a child
 _MAP_FIXED, _PROT_NONE = 0x10, 0
+#: All bits of MXCSR but the flags that say what has happened (Intel's manual, volume 1, 10.2.3).
+MXCSR_CONTROL = 0xFFC0
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libm = ctypes.CDLL("libm.so.6")
 _libc.mmap.restype = ctypes.c_void_p
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -72,11 +78,12 @@ class Child:
         self._channel = channel
         self._room = Room(arena)
         self._kernel: CpuKernel | None = None
+        self._parallel = 0
         self._block: CallBlock | None = None
 
-    def take(self, kernel: CpuKernel) -> None:
-        """The candidate, once it is loaded."""
-        self._kernel, self._block = kernel, kernel.block()
+    def take(self, kernel: CpuKernel, parallel: int) -> None:
+        """The candidate, once it is loaded, and the pool of threads that it is given."""
+        self._kernel, self._block, self._parallel = kernel, kernel.block(), parallel
 
     def serve(self) -> None:
         while packet := self._channel.recv(PACKET_BYTES):
@@ -96,11 +103,15 @@ class Child:
             case "run":
                 assert self._block is not None
                 self.fill(self._block, question["addresses"], question)
+                self._block.set_num_threads(question["num_threads"])
                 return {"result": self._run(self._block)}
+            case "pool":
+                assert self._kernel is not None
+                return {"threads": working_threads(self._parallel, self._kernel.num_threads)}
             case "stop":
                 return {}
             case other:
-                raise ValueError(f"do: expected map, run or stop, found {other!r}")
+                raise ValueError(f"do: expected map, run, pool or stop, found {other!r}")
 
     def fill(self, block: CallBlock, addresses: list[int], numbers: dict[str, Any]) -> None:
         block.set_pointers([self._room.address(offset) for offset in addresses])
@@ -109,11 +120,15 @@ class Child:
 
     def _run(self, block: CallBlock) -> str:
         assert self._kernel is not None
+        before = float_mode()
         try:
             self._kernel.run(block)
-            return "done"
         except (MemoryError, RuntimeError) as error:
             return f"{type(error).__name__}: {error}"
+        if (after := float_mode()) != before:
+            was, now = (f"{mode[1]:#06x}" for mode in (before, after))
+            return f"the thread's floating-point mode (MXCSR) was {was} before the call and {now} after it: put it back"
+        return "done"
 
 
 def warm_pool(pointer: int, num_threads: int) -> None:
@@ -121,6 +136,28 @@ def warm_pool(pointer: int, num_threads: int) -> None:
     if pointer:
         parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(pointer)
         parallel(ctypes.cast(_libc.getppid, ctypes.c_void_p), None, num_threads, 0)
+
+
+def working_threads(pointer: int, num_threads: int) -> int:
+    """How many threads a parallel region of `num_threads` has now; without a pool, that many."""
+    if not pointer:
+        return num_threads
+    seen: set[int] = set()
+    body = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.add(threading.get_native_id()))
+    parallel = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)(pointer)
+    parallel(ctypes.cast(body, ctypes.c_void_p), None, num_threads, 0)
+    return len(seen)
+
+
+def float_mode() -> tuple[int, int]:
+    """How this thread computes: the x87 control word, and the control bits of MXCSR (rounding, traps, subnormals flushed).
+
+    (0, 0) on other processors than x86-64.
+    """
+    environment = ctypes.create_string_buffer(64)  # fenv_t of glibc: 28 bytes as x87 stores them, then MXCSR
+    if platform.machine() != "x86_64" or _libm.fegetenv(environment):
+        return 0, 0
+    return struct.unpack_from("<H", environment)[0], struct.unpack_from("<I", environment, 28)[0] & MXCSR_CONTROL
 
 
 def read_all(handle: int) -> bytes:
@@ -158,10 +195,11 @@ def main(facts: dict[str, Any]) -> None:
     if facts["openmp"]:
         ctypes.CDLL(facts["openmp"])
     ctypes.CDLL("libm.so.6")  # the libraries' files are opened while files can be
-    kernel = fenced_kernel(facts, read_all(binary), channel, parallel_pointer(), fences)
+    parallel = parallel_pointer()
+    kernel = fenced_kernel(facts, read_all(binary), channel, parallel, fences)
     if kernel is not None:
         child = Child(channel, arena)
-        child.take(kernel)
+        child.take(kernel, parallel)
         with contextlib.suppress(ConnectionError):
             child.serve()
     os._exit(0)

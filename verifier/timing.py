@@ -28,7 +28,7 @@ from verifier.input_values import captured_values
 from verifier.inputs import Case, Layout, fresh_seed
 from verifier.launch import check_call
 from verifier.records import Witness
-from verifier.sandbox import CallTensor, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut
+from verifier.sandbox import CallTensor, Died, Outcome, Ran, Sandbox, SandboxLimits, TimedOut, kept_threads
 from verifier.trial import expectation, one_thread
 
 OURS = "ours"
@@ -274,6 +274,9 @@ class Workload:
         if (over := self._arena.overrun()) is not None:
             message = f"{over.num_bytes} bytes outside the elements of {over.tensor} were written, the first {over.where}"
             raise Refused("out_of_bounds", Witness("guard bands", message, "timed call"))
+        working = came_back(self._sandbox.working_threads()).facts["threads"]
+        if working < self._sandbox.num_threads:
+            raise Refused("crash", Witness("threads", kept_threads(working, self._sandbox.num_threads), "timed call"))
         self._inputs_unchanged(self._last)
         names = self._names[self._last]
         written = {t.role: self._arena.views[names[t.name]] for t in self._binding.tensors if t.written}

@@ -155,8 +155,9 @@ def main(facts: dict[str, Any]) -> None:
         gc.collect()
         gc.freeze()
         confine.limit(facts["cpu_s"], facts["memory_bytes"])
-        kernel = fenced_kernel(facts, read_all(binary), channel, parallel_pointer(), fences)
+        parallel = parallel_pointer()
+        kernel = fenced_kernel(facts, read_all(binary), channel, parallel, fences)
         if kernel is not None:
-            child.take(kernel)
+            child.take(kernel, parallel)
             child.serve()
     os._exit(0)

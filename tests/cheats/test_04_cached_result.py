@@ -2,7 +2,7 @@
 
 
 def test_new_values_in_the_same_memory(refused):
-    assert refused("cached_by_pointer", "wrong_value", "max_abs").input_name == "new values in the same memory"
+    assert refused("cached_by_pointer", "wrong_value", "max_abs").input_name == "other queries, all else the same"
 
 
 def test_new_values_between_timed_calls(refused_in_a_timed_call):

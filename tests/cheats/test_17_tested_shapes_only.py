@@ -23,3 +23,9 @@ def test_memory_that_is_not_aligned(refused):
 
 def test_offsets_beyond_31_bits(refused):
     assert refused("offsets_32_bit", "crash", "crash").input_name == "offsets beyond 31 bits"
+
+
+def test_even_lengths_that_are_no_corner(refused):
+    """Corners are odd or powers of two, and one point inside is odd: the other is even, and no multiple of a tile's edge."""
+    lengths = refused("no_even_lengths", "wrong_value", "max_abs").input_name.split(", ")
+    assert all(int(word.split()[0]) % 2 == 0 and int(word.split()[0]) % 16 for word in lengths)
