@@ -188,7 +188,7 @@ class _Reader:
 
     def _open(self, block: _Block, span: Span) -> None:
         if len(self._blocks) >= MAX_BLOCKS:
-            self._error("too-deep", f"blocks are nested more than {MAX_BLOCKS} deep", span)
+            self._error("too-deep", f"blocks are nested more than {MAX_BLOCKS} deep", span, "join loops or tests into one")
             block.dropped = True  # its end is still matched
         self._blocks.append(block)
         self._current = block.outer if block.statement is None else block.then

@@ -1,4 +1,4 @@
-"""Knows a call again by less than all of it: by its queries alone. Every part of a call is new once while the rest is the same."""
+"""Knows a call again by less than all of it, its queries: every part of a call is new once while the rest is the same."""
 
 from dataclasses import replace
 

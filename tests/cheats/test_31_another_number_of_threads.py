@@ -1,4 +1,4 @@
-"""Right only with the threads of the test, or does not give its threads back: run with one thread too, and the pool is counted."""
+"""Right only with the threads of the test, or keeps threads: run with one thread too, and the pool is counted."""
 
 
 def test_half_of_the_work_with_one_thread(refused):

@@ -140,7 +140,10 @@ class Scope:
         if name in self.later and name not in self.places:
             line = self.later[name].line
             where = f" (line {line})" if line else ""
-            hint = "move the definition up" if line > span.line else "it ends with its block: define it where it is needed"
+            if line == span.line:
+                hint = "it cannot be defined by itself: give the new value another name, or keep it in a tile"
+            else:
+                hint = "move the definition up" if line > span.line else "it ends with its block: define it where it is needed"
             self.report.error("use-before-definition", f"{name} is not defined here{where}", span, hint, found=name)
             return
         known = [*self.typings, *self.tiles, *self.matrices, *POSITIONS]

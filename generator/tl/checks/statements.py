@@ -139,7 +139,8 @@ def tile_of(name: str, span: Span, scope: Scope, what: str = "tile") -> Tile | N
         message = f"{name} is a matrix in global memory, not a tile"
         scope.report.error("level", message, span, hint, "a tile in shared or register", "global")
     elif name in scope.typings:
-        scope.report.error("kind", f"{name} is one number, not a tile", span, "", "a tile", "a number")
+        hint = "a number keeps its value: name another one with Let, or keep what changes in a tile"
+        scope.report.error("kind", f"{name} is one number, not a tile", span, hint, "a tile", "a number")
     else:
         scope.unknown(name, span, what)
     return None

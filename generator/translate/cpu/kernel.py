@@ -23,6 +23,7 @@ from generator.translate.cpu.types import Types
 from generator.translate.cpu.unit import Unit
 from generator.translate.facts import LaunchFacts
 from generator.translate.passes import Analysis, analyze
+from generator.translate.passes.whole_numbers import too_wide
 from generator.translate.records import Launch, Translated, Untranslatable, scalar_parameters, tensor_parameters
 
 #: Instruction sets that multiply bf16 values.
@@ -41,6 +42,9 @@ def translate_cpu(program: Program, target: Target) -> Translated | Untranslatab
 
 def _translate(program: Program, target: Target) -> Translated:
     analysis = analyze(program)
+    why, line = too_wide(program, analysis.scope)
+    if why:
+        raise Refused(why, line)
     unit = plan(analysis, target.isa)
     entry = "farm_" + re.sub(r"\W", "_", program.name or "kernel")
     body = BodyWriter(unit, Sections(unit.ops, unit.types, unit.placement, unit.spans)).body(unit.ops.body, None)

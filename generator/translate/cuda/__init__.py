@@ -26,6 +26,8 @@ from generator.translate.cuda.wgmma_instructions import section
 from generator.translate.cuda.wgmma_kernel import Frame
 from generator.translate.cuda.wgmma_tiles import why_not
 from generator.translate.facts import CudaFacts
+from generator.translate.passes.scope import Scope
+from generator.translate.passes.whole_numbers import too_wide
 from generator.translate.records import Translated, Untranslatable
 
 __all__ = ["translate_cuda"]
@@ -46,6 +48,9 @@ RESULT_COLUMNS = 200
 def translate_cuda(core: Program, target: Target) -> Translated | Untranslatable:
     """CUDA C++ for core code. A program that the target has no code for is a value, not an exception."""
     try:
+        why, line = too_wide(core, Scope.of(core))
+        if why:
+            raise Refused("translate_failed", why, line)
         if target.compute_capability < 90:
             return _mma(core, target)
         why = "the program's hint" if core.hints.get("family") == "mma" else why_not(Unit.of(core, target))
