@@ -1,4 +1,4 @@
-// Tiles from global to shared memory by cp.async (sm_80): what lies outside the matrix, and the padding of a tile, arrives as zeros.
+// Tiles from global to shared memory by cp.async (sm_80 and later): what lies outside the matrix, and the padding of a tile, arrives as zeros.
 //
 // ROWS x COLS elements from `row`, `col` on into a tile of PROWS x PCOLS; src is element (0, 0), pitch in bytes, n0 x n1 the matrix.
 template <int ROWS, int COLS, int PROWS, int PCOLS, int THREADS>

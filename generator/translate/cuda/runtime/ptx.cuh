@@ -1,4 +1,5 @@
-// Single instructions behind functions: nothing else in the runtime holds PTX, but `ptx_mma.cuh` and `ptx_wgmma.cuh`.
+// Single instructions behind functions, named as NVIDIA's PTX ISA has them: PTX stands in the files `ptx*.cuh` of the runtime only, and in
+// the products that the translator writes out for wgmma. Addresses, pitches and widths are in bytes, rows and columns in elements.
 typedef unsigned char u8;
 typedef unsigned short u16;
 typedef unsigned int u32;
@@ -20,8 +21,10 @@ DEVICE int block_number() {  // read anew at each call, so that nothing of it st
 DEVICE int opaque(int x) { asm volatile("" : "+r"(x)); return x; }
 DEVICE i64 opaque(i64 x) { asm volatile("" : "+l"(x)); return x; }
 
+// Subnormal arguments and results of these two count as 0 (.ftz); relative error about 2^-22 and 2^-23 (PTX ISA: ex2, rcp).
 DEVICE float ex2(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEVICE float rcp(float x) { float y; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+// At most 2 ulp where 2^-126 <= |b| <= 2^126 (PTX ISA: div.full); relative error of tanh about 2^-11 (tanh.approx.f32).
 DEVICE float divide(float a, float b) { float y; asm("div.full.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b)); return y; }
 DEVICE float tanh_fast(float x) { float y; asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 

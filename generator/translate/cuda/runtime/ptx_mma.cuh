@@ -7,7 +7,8 @@ DEVICE void ldsm4t(u32 (&r)[4], u32 a) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(a) : "memory");
 }
-// c (16 x 8) += a (16 x 16) b (16 x 8)
+// c (16 x 8) += a (16 x 16) b (16 x 8). Fragments: PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type" and m16n8k8; the
+// halves of a and b along the contraction are the operands of two m16n8k8.
 template <Type T> DEVICE void mma16(float* c, const u32* a, u32 b0, u32 b1) {
 #if FARM_MMA_K == 16
   if (T == BF16)
@@ -33,7 +34,8 @@ DEVICE void prefetch_l2(const char* p) { asm volatile("prefetch.global.L2 [%0];"
 template <int N> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 #endif
 DEVICE void bar_sync(int id, int n) { asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n) : "memory"); }
-// Ties a barrier behind what x was computed from. The word is never written; the test only must not be provably false.
+// Ties a barrier behind what x was computed from. The word, the block's first, is lost where x is above 2^127, which a sum of softmax
+// weights never is; the test only must not be provably false.
 DEVICE void anchor(float x, u32 scratch) {
   asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.u32 [%1], %1;\n}\n" ::"f"(x), "r"(scratch) : "memory");
 }

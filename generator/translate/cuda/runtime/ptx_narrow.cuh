@@ -1,6 +1,6 @@
 // Copies and accesses of fewer than 16 bytes at a time, for rows that do not begin at multiples of 16 bytes.
 #if __CUDA_ARCH__ >= 800
-// BYTES: 4, 8 or 16. What is left of them becomes zeros; of 0 bytes no address is read.
+// BYTES: 4, 8 or 16 (PTX ISA: cp.async.ca). Of them `bytes` are copied and the rest becomes zeros; of 0 bytes no address is read.
 template <int BYTES> DEVICE void copy_async(u32 to, const char* from, int bytes) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(BYTES), "r"(bytes) : "memory");
 }

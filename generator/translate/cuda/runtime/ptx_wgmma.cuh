@@ -7,7 +7,8 @@ DEVICE void mbar_arrive(u32 bar) { asm volatile("mbarrier.arrive.shared::cta.b64
 DEVICE void mbar_expect(u32 bar, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes) : "memory");
 }
-// Traps instead of waiting for ever. No suspend time: with one, a sleep is put between the tries.
+// Traps after 4,000,000 tries instead of waiting for ever. No suspend time (PTX ISA: mbarrier.try_wait): with one, a sleep is put
+// between the tries.
 DEVICE void mbar_wait(u32 bar, u32 parity) {
   asm volatile(
       "{\n.reg .pred p, q;\n.reg .u32 n;\nmov.u32 n, 0;\nL_TRY:\n"
@@ -33,8 +34,8 @@ DEVICE void bar_arrive(int id, int n) { asm volatile("bar.arrive %0, %1;" ::"r"(
 DEVICE int uniform(int x) { return __reduce_max_sync(0xffffffffu, x); }
 template <int R> DEVICE void registers_more() { asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(R)); }
 template <int R> DEVICE void registers_less() { asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(R)); }
-// Ties the next wgmma wait behind what x was computed from: ptxas would hoist the wait above it. The word is never read; the test
-// only must not be provably false (a sum of ex2 is provably not negative).
+// Ties the next wgmma wait behind what x was computed from: ptxas would hoist the wait above it. The word is never read, and
+// written only where x is above 2^127; the test only must not be provably false (a sum of ex2 is provably not negative).
 DEVICE void anchor(float x, u32 scratch) {
   asm volatile("{\n.reg .pred p;\nsetp.gt.f32 p, %0, 0f7F000000;\n@p st.shared.u32 [%1], %1;\n}\n" ::"f"(x), "r"(scratch) : "memory");
 }

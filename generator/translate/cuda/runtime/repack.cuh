@@ -9,7 +9,8 @@ struct Axis {
   i64 n, from, to;  // extent, strides of source and copy
 };
 // Blocks of 256 threads take tiles of 4 KiB (2 where pieces V are single elements): rows along the longest of the outer axes, pieces
-// side by side. Tiles have 32 bit numbers, since a tile that the axis does not fill has all of its rows.
+// side by side. Tiles have 32 bit numbers: 2^32 full ones would be 16 TiB (8 where V is one element); where the longest axis fills none,
+// it has under 1,024 rows, and there are at most its square of them.
 template <class V> DEVICE void repack_tiles(const Repack& p, Axis rows, Axis x, Axis y) {
   constexpr int WIDTH = sizeof(V) / 2, PIECES = sizeof(V) == 2 ? 4 : 16 / sizeof(V), TILE = 256 * PIECES;
   const i64 wide = p.n[3] / WIDTH, step = WIDTH == 1 ? p.s[3] : 1;

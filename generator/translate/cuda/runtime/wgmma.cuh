@@ -1,7 +1,8 @@
 // sm_90a: places in rings of tiles, matrix descriptors, the order in which blocks take tiles of the grid.
 //
 // A tile (rows, columns) lies in shared memory as chunks of 64 columns: rows x 128 bytes each, 128 byte swizzle, every tile on a 1024
-// byte boundary. lbo, sbo: bytes to the next chunk and to the next eight rows.
+// byte boundary. lbo, sbo: bytes to the next chunk and to the next eight rows. PTX ISA, asynchronous warpgroup instructions, "Matrix
+// descriptor": address, lbo and sbo in units of 16 bytes; 1 in bits 62 and 63 is the swizzle of 128 bytes.
 DEVICE u64 descriptor(u32 address, u32 lbo, u32 sbo) {
   return (u64)((address & 0x3ffff) >> 4) | (u64)(lbo >> 4) << 16 | (u64)(sbo >> 4) << 32 | 1ull << 62;
 }
