@@ -270,19 +270,21 @@ class Workload:
                 raise Refused("unwritten_output", Witness("written", share, "timed call"))
 
     def check_answer(self) -> None:
-        """A call of the last batch of ours, against the reference, with guard bands and inputs. Raises Refused."""
+        """A call of the last batch of ours, against the reference, with guard bands and inputs; then whether it gave its threads
+        back. Raises Refused.
+        """
         if (over := self._arena.overrun()) is not None:
             message = f"{over.num_bytes} bytes outside the elements of {over.tensor} were written, the first {over.where}"
             raise Refused("out_of_bounds", Witness("guard bands", message, "timed call"))
-        working = came_back(self._sandbox.working_threads()).facts["threads"]
-        if working < self._sandbox.num_threads:
-            raise Refused("crash", Witness("threads", kept_threads(working, self._sandbox.num_threads), "timed call"))
         self._inputs_unchanged(self._last)
         names = self._names[self._last]
         written = {t.role: self._arena.views[names[t.name]] for t in self._binding.tensors if t.written}
         finding = check_outputs(Outputs(written["o"], written.get("lse"), {}), self._expected(self._last))
         if finding is not None:
             raise Refused(finding.reason, finding.witness)
+        working = came_back(self._sandbox.working_threads()).facts["threads"]
+        if working < self._sandbox.num_threads:
+            raise Refused("crash", Witness("threads", kept_threads(working, self._sandbox.num_threads), "timed call"))
 
     def compare_with(self, rival: str) -> None:
         """All rows and heads of the last answer, loosely: what lies far from a rival's was not computed. Raises Refused.
