@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, compiler
 
 from catalog import flash, kvcache, serving
+from catalog.cache_arguments import CacheArguments
 from catalog.calls import AttentionCall
 from catalog.decisions import Decision
 from catalog.describe import describe_flash, describe_kvcache, describe_sdpa, describe_varlen, packed_arguments
 from catalog.flash_checks import check_numbers, flash_arguments, lse_wanted
 from catalog.flash_fallback import FlashArguments, Window, dense, dense_output, varlen
 from catalog.frames import bound_kernel
-from catalog.kvcache import CacheArguments
 from catalog.loader import LoadedKernel
 from catalog.operands import check_out, may_be_written, sdpa_output
 from catalog.plain_attention import torch_sdpa

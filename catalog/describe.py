@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from catalog.cache_arguments import CacheArguments
 from catalog.calls import AttentionCall, causal_forms, size_blockers, sizes, tensor_blockers, window_forms
 from catalog.flash_checks import check_packed
 from catalog.flash_fallback import FlashArguments, documents_of, window_limits
-from catalog.kvcache import CacheArguments, as_dense, totals
+from catalog.kvcache import as_dense, totals
 from catalog.operands import sdpa_output
 from catalog.plainness import torch_may_choose, torch_reads
 from catalog.reasons import Reason, reason

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from catalog.cache_arguments import CacheArguments, check_cache, held_by, pads_of, row_of
 from catalog.flash_checks import check_ranks
 from catalog.flash_fallback import FlashArguments, dense, for_sequence, gather_pages, window_limits
-
-
-@dataclass(frozen=True, slots=True)
-class CacheArguments:
-    """What only `flash_attn_with_kvcache` has; shapes and meaning as there."""
-
-    k: Tensor | None = None
-    v: Tensor | None = None
-    rotary_cos: Tensor | None = None
-    rotary_sin: Tensor | None = None
-    cache_seqlens: int | Tensor | None = None
-    cache_batch_idx: Tensor | None = None
-    cache_leftpad: Tensor | None = None
-    block_table: Tensor | None = None
-    rotary_interleaved: bool = True
 
 
 def update(
@@ -34,22 +18,23 @@ def update(
     query (B, Sq, H, D); caches (Bc, Sc, Hkv, D), or (blocks, page, Hkv, D) with block_table. Raises ValueError for arguments that
     contradict each other, before anything is written.
     """
-    _check(query, k_cache, v_cache, cache)
-    if cache.k is None or cache.v is None:
-        return query, totals(query, k_cache, cache)
-    held = _held(query.shape[0], k_cache, cache)
+    check_ranks((("q", query),), 4, "(batch, seqlen, heads, head_dim)")
     # FlashAttention turns all rows by the first new position where every row sees the same keys.
     turned = arguments.causal or window_limits(arguments.window_size, False) != (None, None)
+    check_cache(query, k_cache, v_cache, cache, query.shape[1] if turned else 1)
+    if cache.k is None or cache.v is None:
+        return query, totals(query, k_cache, cache)
+    held = held_by(query.shape[0], k_cache, cache)
     queries = []
-    for b, (first, pad) in enumerate(zip(held, _pads(query.shape[0], cache), strict=True)):
+    for b, (first, pad) in enumerate(zip(held, pads_of(query.shape[0], cache), strict=True)):
         fresh, q = cache.k[b], query[b]
         if cache.rotary_cos is not None:
             steps = torch.arange(fresh.shape[0], device=query.device)
             q = _rotate(q, first - pad + torch.arange(q.shape[0], device=query.device) * int(turned), cache)
             fresh = _rotate(fresh, first - pad + steps, cache)
         table = None if cache.block_table is None else cache.block_table[b]
-        _write(k_cache, fresh, _row(b, cache), first, table)
-        _write(v_cache, cache.v[b], _row(b, cache), first, table)
+        _write(k_cache, fresh, row_of(b, cache), first, table)
+        _write(v_cache, cache.v[b], row_of(b, cache), first, table)
         queries.append(q)
     return torch.stack(queries), totals(query, k_cache, cache)
 
@@ -57,7 +42,7 @@ def update(
 def totals(query: Tensor, k_cache: Tensor, cache: CacheArguments) -> tuple[int, ...]:
     """Tokens of each sequence once the new ones are written."""
     new = 0 if cache.k is None else cache.k.shape[1]
-    return tuple(n + new for n in _held(query.shape[0], k_cache, cache))
+    return tuple(n + new for n in held_by(query.shape[0], k_cache, cache))
 
 
 def as_dense(
@@ -84,65 +69,15 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Output (B, Sq, H, Dv), LSE (B, H, Sq), one sequence after another, in plain torch."""
     outs, lses = [], []
-    for b, (total, pad) in enumerate(zip(lengths, _pads(query.shape[0], cache), strict=True)):
+    for b, (total, pad) in enumerate(zip(lengths, pads_of(query.shape[0], cache), strict=True)):
         if cache.block_table is None:
-            keys, values = (x[_row(b, cache), pad:total] for x in (k_cache, v_cache))
+            keys, values = (x[row_of(b, cache), pad:total] for x in (k_cache, v_cache))
         else:
             keys, values = (gather_pages(x, cache.block_table[b], total)[pad:] for x in (k_cache, v_cache))
         out, lse = dense(query[b : b + 1], keys[None], values[None], for_sequence(arguments, b))
         outs.append(out)
         lses.append(lse)
     return torch.cat(outs), torch.cat(lses)
-
-
-def _row(b: int, cache: CacheArguments) -> int:
-    return b if cache.cache_batch_idx is None else int(cache.cache_batch_idx[b])
-
-
-def _pads(batch: int, cache: CacheArguments) -> list[int]:
-    return [0] * batch if cache.cache_leftpad is None else [int(n) for n in cache.cache_leftpad.tolist()]
-
-
-def _held(batch: int, k_cache: Tensor, cache: CacheArguments) -> list[int]:
-    """Tokens that the caches hold before the call."""
-    match cache.cache_seqlens:
-        case None:
-            return [_capacity(k_cache, cache.block_table)] * batch
-        case int():
-            return [cache.cache_seqlens] * batch
-        case Tensor() as lengths if lengths.dtype in (torch.int32, torch.int64) and tuple(lengths.shape) in ((), (1,), (batch,)):
-            return [int(n) for n in lengths.expand(batch).tolist()]
-        case Tensor() as lengths:
-            raise ValueError(
-                f"cache_seqlens: expected ({batch},) numbers of int32, found {tuple(lengths.shape)} of {lengths.dtype}"
-            )
-        case other:
-            raise ValueError(f"cache_seqlens: expected a number or a tensor of ({batch},), found {other!r}")
-
-
-def _capacity(k_cache: Tensor, block_table: Tensor | None) -> int:
-    return k_cache.shape[1] if block_table is None else block_table.shape[1] * k_cache.shape[1]
-
-
-def _check(query: Tensor, k_cache: Tensor, v_cache: Tensor, cache: CacheArguments) -> None:
-    check_ranks((("q", query),), 4, "(batch, seqlen, heads, head_dim)")
-    form = "(batch, seqlen, heads, head_dim)" if cache.block_table is None else "(blocks, page, heads, head_dim)"
-    check_ranks((("k_cache", k_cache), ("v_cache", v_cache)), 4, form)
-    if (cache.k is None) != (cache.v is None):
-        raise ValueError("k, v: expected both or neither of the new keys and values")
-    if cache.k is not None and cache.cache_seqlens is None:
-        raise ValueError("cache_seqlens: expected the lengths already held, since k and v are appended after them")
-    if (cache.rotary_cos is None) != (cache.rotary_sin is None):
-        raise ValueError("rotary_cos, rotary_sin: expected both or neither")
-    if cache.rotary_cos is not None and cache.k is None:
-        raise ValueError("rotary_cos: expected new keys k and v as well, since the rotation is applied to those")
-    if cache.block_table is not None and cache.cache_batch_idx is not None:
-        raise ValueError("cache_batch_idx: not together with block_table, which already names the pages of each sequence")
-    new = 0 if cache.k is None else cache.k.shape[1]
-    capacity = _capacity(k_cache, cache.block_table)
-    for b, held in enumerate(_held(query.shape[0], k_cache, cache)):
-        if held < 0 or held + new > capacity:
-            raise ValueError(f"cache_seqlens[{b}]: {held} held and {new} new tokens do not fit the cache of {capacity}")
 
 
 def _write(cache: Tensor, fresh: Tensor, row: int, start: int, table: Tensor | None) -> None:

@@ -94,16 +94,18 @@ def read(path: Path) -> Lock:
     """Raises CatalogError that names the file and what is wrong with it."""
     try:
         body = json.loads(read_small(path))
-        version = body.pop("farm_lock")
+        if int(body.pop("farm_lock")) > _VERSION:  # before its fields, some of which are new
+            raise CatalogError(f"{path}: was written by a later version; update kernel-farm here")
         pinned = tuple(Pinned(**p) for p in body.pop("pinned"))
-        lock = Lock(**body, pinned=pinned)
+        for pin in pinned:
+            ShapeBucket.parse(pin.shape_bucket)
+        return Lock(**body, pinned=pinned)
+    except CatalogError:
+        raise
     except OSError as error:
         raise CatalogError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, TypeError, KeyError, AttributeError):
         raise CatalogError(f"{path}: is no lock file; `farm catalog lock` writes one") from None
-    if version > _VERSION:
-        raise CatalogError(f"{path}: was written by a later version; update kernel-farm here")
-    return lock
 
 
 @dataclass(frozen=True, slots=True)

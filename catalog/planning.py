@@ -58,7 +58,8 @@ def call_of_spec(spec: AttentionSpec, device: str = "cpu") -> AttentionCall:
 
 
 class Plan:
-    """One decision, bound to a device, a dtype, a layout and shapes. Immutable; threads may share it.
+    """One decision, bound to a device, a dtype, a layout and shapes. Threads may share it. A kernel that breaks at a call runs no
+    more: the function answers from then on.
 
     kernel: the id of the kernel, None for torch. reasons: why torch. envelope: the buckets of lengths
     (queries x keys, each named by its largest) that the kernel serves.
@@ -292,10 +293,10 @@ def loaded_kernels() -> tuple[dict[str, Any], ...]:
     loaded = tuple({**k.to_plain(), "quarantined": ""} for k in serving.loader.all())
     away = serving.loader.quarantined
     told = tuple({**k, "quarantined": str(away.get(k["binary_hash"], ""))} for k in loaded)
-    never = set(away) - {k["binary_hash"] for k in loaded}
+    unloaded = set(away) - {k["binary_hash"] for k in loaded}
     return told + tuple(
         {"kernel_id": h[:12], "binary_hash": h, "num_bytes": 0, "probed": False, "quarantined": str(away[h])}
-        for h in sorted(never)
+        for h in sorted(unloaded)
     )
 
 

@@ -18,6 +18,8 @@ ROWS = "rows"
 JOURNALS = "journal"
 #: What was said to language models and answered; may lie in a folder before there is a catalog in it, to be replayed.
 TRANSCRIPTS = "transcripts"
+#: The run id in the names of compacted parts: those that no compaction record lists are left over from a killed one.
+COMPACTED = "compacted"
 _CURE = "restore from a copy, or `farm catalog verify --drop-damaged` goes on without their rows"
 
 
@@ -82,10 +84,6 @@ def take(location: Location, journals: Path, *, allow_missing: bool = False, kno
         revocations=revocations,
         missing=missing,
     )
-
-
-#: The run id in the names of compacted parts: those that no compaction record lists are left over from a killed one.
-COMPACTED = "compacted"
 
 
 def _journals(folder: Path) -> list[tuple[Path, int]]:

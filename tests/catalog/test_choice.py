@@ -1,5 +1,6 @@
 """Choosing by intervals, resuming by content, locks, differences, SQL."""
 
+import json
 import sys
 
 import pytest
@@ -145,6 +146,17 @@ def test_a_file_that_is_no_lock_is_refused(tmp_path, text):
         lockfile.read(tmp_path / "farm.lock")
     with pytest.raises(CatalogError, match="cannot be read"):
         lockfile.read(tmp_path / "absent.lock")
+
+
+def test_a_lock_of_a_later_version_and_one_with_no_bucket(tmp_path):
+    path = tmp_path / "farm.lock"
+    path.write_text('{"farm_lock": 2, "pins": []}')
+    with pytest.raises(CatalogError, match="was written by a later version; update kernel-farm here"):
+        lockfile.read(path)
+    pin = dict.fromkeys(lockfile.Pinned.__dataclass_fields__, "x")
+    path.write_text(json.dumps({"farm_lock": 1, "catalog": "c", "catalog_digest": "d", "pinned": [pin]}))
+    with pytest.raises(CatalogError, match="is no lock file"):
+        lockfile.read(path)
 
 
 def test_differences_of_two_catalogs(tmp_path):

@@ -120,6 +120,40 @@ def test_cached(changes, message):
     assert torch.equal(cache, K)
 
 
+NEW = torch.full((2, 2, 2, 8), 2.0)
+PAGES = {"k_cache": torch.ones(4, 4, 2, 8), "v_cache": torch.ones(4, 4, 2, 8)}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"v": torch.ones(2, 3, 2, 8)}, r"v: expected \(2, 2, 2, 8\), found \(2, 3, 2, 8\)"),
+        ({"v": torch.ones(2, 2, 1, 8)}, r"v: expected \(2, 2, 2, 8\), found \(2, 2, 1, 8\)"),
+        ({"k": torch.ones(3, 2, 2, 8)}, r"k: expected \(2, 2, 2, 8\), found \(3, 2, 2, 8\)"),
+        ({"k": NEW[0]}, "k: expected .* found 3 dimensions"),
+        ({"k": [1], "v": [1]}, "k: expected a tensor, found list"),
+        ({"v": NEW.double()}, "v: expected torch.float32 on cpu, as v_cache, found torch.float64 on cpu"),
+        ({"v_cache": torch.ones(2, 5, 2, 8)}, "k_cache, v_cache: sizes do not fit"),
+        ({"cache_batch_idx": bounds(0, 5)}, r"cache_batch_idx: expected rows from 0 to 1, found \[0, 5\]"),
+        ({"cache_batch_idx": bounds(0, -1)}, r"cache_batch_idx: expected rows from 0 to 1, found \[0, -1\]"),
+        ({"cache_batch_idx": bounds(0)}, r"cache_batch_idx: expected \(2,\) numbers of int32, found \(1,\)"),
+        ({"cache_leftpad": bounds(0, 9)}, r"cache_leftpad\[1\]: expected a number from 0 to the 3 tokens held, found 9"),
+        ({"cache_leftpad": bounds(0)}, r"cache_leftpad: expected \(2,\) numbers"),
+        ({"rotary_cos": torch.ones(4, 4), "rotary_sin": torch.ones(4, 4)}, "rotary_cos: expected a row for each of 5 positions"),
+        ({"rotary_cos": torch.ones(9, 9), "rotary_sin": torch.ones(9, 9)}, "rotary_cos: expected at most 4 columns"),
+        ({"rotary_cos": torch.ones(9, 4), "rotary_sin": torch.ones(9, 3)}, r"rotary_sin: expected \(9, 4\), as rotary_cos"),
+        ({"block_table": bounds(0, 1, 2, 9).view(2, 2), **PAGES}, r"block_table: expected pages from 0 to 3, found \[2, 9\]"),
+        ({"block_table": bounds(0, 1).view(1, 2), **PAGES}, "block_table: expected a row for each of 2 sequences, found 1"),
+    ],
+)
+def test_a_cache_is_written_whole_or_not(changes, message):
+    given = {"k_cache": K.clone(), "v_cache": K.clone(), "k": NEW, "v": NEW, "cache_seqlens": 3} | changes
+    before = given["k_cache"].clone()
+    with pytest.raises(ValueError, match=message):
+        catalog.flash_attn_with_kvcache(Q, **given)
+    assert torch.equal(given["k_cache"], before) and torch.equal(given["v_cache"], torch.ones_like(given["v_cache"]))
+
+
 def test_an_empty_sequence_among_packed_ones():
     """Dao-AILab/flash-attention#2842: kv lengths [5, 0, 2], one query each, Q = 0: every row is its own mean."""
     v = torch.arange(1.0, 8.0).view(7, 1, 1).expand(7, 1, 16)

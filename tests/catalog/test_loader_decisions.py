@@ -50,7 +50,7 @@ def codes(decision, kernel):
         ({"isa": ["avx2", "avx9000"]}, "isa", "lacks avx9000"),
         ({"target": "sm_90a"}, "device", "a kernel for sm_90a; the tensors lie on cpu"),
         ({"ours_s": None}, "unmeasured", "no time in the bucket 32 x 32 on this device"),
-        ({"ours_s": 97e-5}, "not_faster", "973.0 us with its host cost, torch 1000.0 us"),
+        ({"ours_s": 97e-5}, "not_faster", "975.0 us with its host cost, torch 1000.0 us"),
         ({"reason_code": "compiled_unverified"}, "unverified", "compiled and never run"),
         ({"buckets": [(64, 64)]}, "envelope", "the bucket 32 x 32 is not verified; verified: 64 x 64"),
         ({"deterministic": False}, "deterministic", "not found bitwise equal"),
@@ -143,7 +143,7 @@ def test_the_fastest_at_the_enclosing_bucket_is_chosen():
     shelf.add(spec(seqlen_q=64, seqlen_k=64), mark="elsewhere", ours_s=1e-6)
     serve(shelf)
     told = catalog.explain(SDPA, X, X, X)
-    assert told.kernel_id == fast and [c.predicted_us for c in told.considered] == [203.0, 503.0, None]
+    assert told.kernel_id == fast and [c.predicted_us for c in told.considered] == [205.0, 505.0, None]
     catalog.scaled_dot_product_attention(X, X, X)
     assert catalog.stats()["outcomes"] == {f"hit:{fast}": 1}
 
@@ -158,10 +158,10 @@ def test_ties_go_to_the_lower_id_whatever_the_order_of_rows():
 
 
 @pytest.mark.parametrize(
-    ("ours_us", "torch_us", "wins"), [(90, 100, True), (93, 100, False), (1, 6.1, True), (1, 5.9, False), (2000, 2200, True)]
+    ("ours_us", "torch_us", "wins"), [(88, 100, True), (91, 100, False), (1, 8.1, True), (1, 7.9, False), (2000, 2200, True)]
 )
 def test_a_kernel_has_to_save_five_percent_and_two_microseconds(ours_us, torch_us, wins):
-    """With 3 us of host cost: 90 + 3 saves 7 %; 93 + 3 saves 4 %; 1 + 3 saves 2.1 or 1.9 us."""
+    """With 5 us of host cost: 88 + 5 saves 7 %; 91 + 5 saves 4 %; 1 + 5 saves 2.1 or 1.9 us."""
     shelf = Shelf()
     kernel = shelf.add(spec(), ours_s=ours_us / 1e6, torch_s=torch_us / 1e6)
     serve(shelf)
@@ -263,7 +263,7 @@ def test_one_line_for_each_new_bucket(caplog):
             x = rand(1, 4, n, 16)
             catalog.scaled_dot_product_attention(x, x, x)
     lines = [r.message for r in caplog.records if "b1_q32_k32" in r.message]
-    assert len(lines) == 1 and f"kernel {kernel}, predicted 9.71x torch, runner-up torch" in lines[0]
+    assert len(lines) == 1 and f"kernel {kernel}, predicted 9.52x torch, runner-up torch" in lines[0]
 
 
 def test_the_warning_tells_what_was_missed():

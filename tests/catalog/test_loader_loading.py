@@ -440,3 +440,15 @@ def test_what_there_is():
     assert catalog.get_kernel_variants(spec()).considered[0].kernel_id == kernel
     assert catalog.loaded_kernels() == ()
     json.dumps(catalog.collect_env())
+
+
+def test_a_plan_whose_kernel_broke_does_not_call_it_again():
+    shelf = Shelf()
+    shelf.add(spec(), fault="broken")
+    serve(shelf)
+    given = [X, X.clone(), X.clone()]
+    plan = catalog.plan(SDPA, *given)
+    with pytest.raises(catalog.NoKernelError, match="launch_failed"):
+        plan.run(*given)
+    torch.testing.assert_close(plan.run(*given), torch.nn.functional.scaled_dot_product_attention(*given))
+    assert catalog.last_decision().kernel_id is None and "launch_failed" in catalog.loaded_kernels()[0]["quarantined"]
