@@ -134,7 +134,8 @@ def swept(
     far_author: bool = False,
 ) -> dict[str, Any]:
     """Runs a sweep after a short one that brings every worker up; what it took, a dict for the results."""
-    from farm.author_actor import AHEAD, author_on_ray
+    from farm.author_actor import author_on_ray
+    from farm.far_author import AHEAD
 
     key, opened = digest_text(device_class), store.open(shop.catalog, create=True)
 

@@ -16,6 +16,7 @@ from farm.jobs import Job, Row
 from farm.places import AttemptsAt, Place
 from farm.scheduler import Stopped
 from farm.search import Attempt
+from generator.authors.ledger import Paid
 from generator.spec import AttentionSpec
 
 
@@ -79,6 +80,15 @@ class Note:
 
 ToAuthor: TypeAlias = Begin | Told | Drop
 FromAuthor: TypeAlias = Ask | Withdraw | End | Note
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """letters; then how the author stands: its line for the display, and what was paid since its last report."""
+
+    letters: tuple[FromAuthor, ...]
+    line: str = ""
+    paid: Paid = Paid()
 
 
 class Solver(Protocol):

@@ -22,7 +22,8 @@ from farm.builders import Builder, Builders
 from farm.device_slots import QUEUED_PER_DEVICE, Slot, first_line, open_slot
 from farm.executors import UNVERIFIED, stages_of
 from farm.jobs import Built, Job, Row, Shop
-from farm.nodes import DeviceWish, builder_rooms, classes_of, node_wishes
+from farm.node_watch import NodeWatch
+from farm.nodes import DeviceWish, builder_rooms
 from farm.places import Place, places_of
 from farm.queues import Kind, Queues, Ready, kind_of
 from farm.session import ray
@@ -34,7 +35,6 @@ STRIKES = 3  # deaths in a row without a finished job, after which a device is o
 HELLO_S = 300.0  # for a device to start and pass its self-test
 GRACE_S = 90.0  # beyond the limits that stages keep themselves: a second wall
 SHORT_S = 0.5  # that devices are short of work, after which another builder is opened
-WATCH_S = 3.0  # between looks at a cluster's nodes
 PATIENCE_S = 300.0  # that jobs of a kind wait for a device when a cluster has lost its last one
 KEPT_BINARIES = 1024  # references to binaries that may be asked for again, by a later rung of their search
 
@@ -74,10 +74,10 @@ class RayExecutor:
         self._building: dict[Any, _Building] = {}
         self._binaries: OrderedDict[str, Any] = OrderedDict()
         self._alone_since: dict[Kind, float] = {}
-        self._nodes: list[dict[str, Any]] = []
+        self._nodes = NodeWatch(targets) if targets is not None else None
         self._slots = [self._open(wish) for wish in wishes]
-        self._closed, self._looked, self._broken = False, 0.0, ""
-        self._home, self._builders_seen, self._enough_at = session.own_node(), time.monotonic(), time.monotonic()
+        self._closed, self._broken = False, ""
+        self._builders_seen = self._enough_at = time.monotonic()
         self._watch = session.watch_head(shop, self._head_lost)
         self._started = time.monotonic()
         self._look_at_nodes()
@@ -133,7 +133,7 @@ class RayExecutor:
             ],
             "classes": dict(Counter(s.device_class for s in slots if s.ready)),
             "devices": [s.describe() | {"busy": round(s.busy_s / elapsed, 3)} for s in slots],
-            "nodes": self._nodes,
+            "nodes": self._nodes.facts if self._nodes else [],
             "dashboard": session.dashboard(),
         }
 
@@ -187,28 +187,17 @@ class RayExecutor:
 
     def _look_at_nodes(self) -> None:
         """Devices of nodes that joined come into service; those of nodes that are gone leave it."""
-        if self._targets is None or time.monotonic() - self._looked < WATCH_S:
+        if self._nodes is None or (seen := self._nodes.look()) is None:
             return
-        self._looked = time.monotonic()
-        nodes: list[Mapping[str, Any]] = ray.nodes()
-        alive = {n["NodeID"] for n in nodes if n["Alive"]}
-        if self._home not in alive:
+        if seen.home_lost:
             self._head_lost("the node that this sweep's driver belongs to was lost")
-        self._nodes = [_node_facts(n) for n in nodes]
         for slot in self._slots:
-            if slot.wish.node_id not in alive and not slot.out_of_service:
+            if slot.wish.node_id not in seen.alive and not slot.out_of_service:
                 slot.out_of_service = "its node left the cluster"
                 self._let_go(slot, RuntimeError(slot.out_of_service))
-        have = Counter((s.wish.node_id, s.wish.expected_class) for s in self._slots)
-        wishes = node_wishes(self._targets, nodes)
-        for wish in wishes:
-            key = (wish.node_id, wish.expected_class)
-            if have[key] > 0:
-                have[key] -= 1
-            else:
-                self._slots.append(self._open(wish))
+        self._slots += [self._open(wish) for wish in seen.missing(slot.wish for slot in self._slots)]
         # What is held is what actors asked for when they were opened, whatever they would ask for now.
-        self._builders.set_rooms(builder_rooms(nodes, [s.wish for s in self._slots if not s.out_of_service]))
+        self._builders.set_rooms(builder_rooms(seen.nodes, [s.wish for s in self._slots if not s.out_of_service]))
         if self._builders.room:
             self._builders_seen = time.monotonic()
         elif time.monotonic() - self._builders_seen > self._patience_s:
@@ -461,10 +450,3 @@ class RayExecutor:
 def _is_of_memory(error: BaseException) -> bool:
     """Whether Ray ended a worker because its node ran out of memory; of an actor it says so in words only."""
     return isinstance(error, ray.exceptions.OutOfMemoryError) or "low on memory" in str(error)
-
-
-def _node_facts(node: Mapping[str, Any]) -> dict[str, Any]:
-    """A node of `ray.nodes()` for the display."""
-    cpus = node["Resources"].get("CPU", 0.0)
-    about = {"node": node["NodeID"][:8], "address": node["NodeManagerAddress"], "alive": node["Alive"], "cpus": cpus}
-    return about | {"classes": classes_of(node)}

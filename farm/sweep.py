@@ -102,7 +102,7 @@ def _adapted(sweep: Sweep, shop: Shop, options: Options) -> Sweep:
     """How it ends what is interrupted, and on a cluster how it waits for devices and for an author far away."""
     sweep.interrupted_row = stages_of(shop).row_without_verdict
     if options.on_cluster:
-        from farm.author_actor import AHEAD
+        from farm.far_author import AHEAD
 
         sweep.device_patience_s, sweep.ahead = DEVICE_PATIENCE_S, AHEAD
     return sweep
