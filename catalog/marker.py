@@ -5,12 +5,13 @@ A marker is written once and never changes, so that whoever finds one may go by 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
 
 from catalog import artifacts, marks, starts
-from catalog.errors import LocationError, NewerSchema
+from catalog.errors import LocationError, NewerSchema, StorageError
 from catalog.locations import TEMPORARY, Location
 from catalog.snapshot import JOURNALS, MARKER, ROWS, TRANSCRIPTS
 from generator.canonical import canonical_json
@@ -68,7 +69,14 @@ def make_catalog(location: Location, create: bool) -> None:
     used = location.local is not None and location.local.is_dir() and any(map(_is_foreign, location.local.iterdir()))
     if used and not location.exists(MARKER):  # which another process may have made a moment ago
         raise LocationError(f"catalog: {location.uri} has other files in it; expected an empty or new folder")
-    location.put_new(MARKER, canonical_json(_FORMAT).encode())
+    fresh = location.local if location.local is not None and not location.local.exists() else None
+    try:
+        location.put_new(MARKER, canonical_json(_FORMAT).encode())
+    except StorageError:
+        if fresh is not None:
+            with contextlib.suppress(OSError):
+                fresh.rmdir()  # an empty folder of a catalog that could not be made
+        raise
 
 
 def _is_foreign(path: Path) -> bool:

@@ -8,6 +8,7 @@ import errno
 import logging
 import os
 import shlex
+import shutil
 import stat
 import sys
 import threading
@@ -100,12 +101,26 @@ def _unwritable(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def writing(name: str, path: Path) -> Iterator[None]:
-    """Around the writing of that file. Raises InputError where it fails."""
+def writing(name: str, path: Path) -> Iterator[Path]:
+    """Around the writing of that file, to the path that is given: it gets its name when it is whole, so that on a full disk what
+    had the name before stays. Raises InputError where it fails.
+    """
+    target = Path(os.path.realpath(path))
+    apart = (target.is_file() or not target.exists()) and os.access(
+        target.parent, os.W_OK
+    )  # a pipe or device is written in place
+    fresh = target.with_name(f".farm-{os.getpid()}.tmp") if apart else target
     try:
-        yield
+        yield fresh
+        if apart:
+            if target.exists():
+                shutil.copymode(target, fresh)
+            os.replace(fresh, target)
     except OSError as error:
         raise InputError(name, f"{path}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    finally:
+        if apart:
+            fresh.unlink(missing_ok=True)
 
 
 #: Of one line of a message: what the user gave may be of any length, and is in it.

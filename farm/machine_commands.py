@@ -142,8 +142,8 @@ def report(
     held = store.open(catalog_location(location))
     check_writable("--output", output)
     page = make_report(held)
-    with writing("--output", output):
-        output.write_text(page)
+    with writing("--output", output) as fresh:
+        fresh.write_text(page)
     typer.echo(f"{output}: {len(page)} bytes")
 
 

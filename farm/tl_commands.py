@@ -128,8 +128,8 @@ def translate(
     if as_json:
         typer.echo(json.dumps(to_plain(result)))
     elif output is not None:
-        with writing("--output", output):
-            output.write_text(result.source)
+        with writing("--output", output) as fresh:
+            fresh.write_text(result.source)
     else:
         sys.stdout.write(result.source)
 

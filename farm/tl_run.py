@@ -51,7 +51,7 @@ def run_file(
     except MemoryError:
         raise InputError("sizes", "the tensors do not fit into this machine's memory; give smaller ones") from None
     if output is not None:
-        with writing("--output", output), output.open("wb") as file:
+        with writing("--output", output) as fresh, fresh.open("wb") as file:
             np.savez(file, **runs[-1]["outputs"])
     return [{k: v for k, v in run.items() if k != "outputs"} for run in runs]
 

@@ -295,6 +295,13 @@ def test_a_marker_that_is_no_file_is_told(make, tmp_path):
         catalog.open(tmp_path, create=True)
 
 
+def test_a_catalog_that_cannot_be_made_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", _no_space)
+    with pytest.raises(StorageError, match="the disk is full"):
+        catalog.open(tmp_path / "new", create=True)
+    assert not list(tmp_path.iterdir())
+
+
 def test_of_what_a_library_of_a_store_says_the_first_line_is_told(cat, monkeypatch):
     def refuse(self, name):
         raise OSError("a page:\n" + "more of it\n" * 30)

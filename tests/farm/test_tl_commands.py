@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import time
@@ -107,6 +108,28 @@ def test_bad_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, args: tu
     done = tl(*args)
     assert isinstance(done.exception, ValueError) and str(done.exception).startswith(message), done.output or done.exception
     assert sorted(tmp_path.iterdir()) == before
+
+
+def test_on_a_full_disk_what_was_there_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "out").write_text("before")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.replace", full)
+    for args in (("run", EXAMPLES / "gemm.tl"), ("translate", EXAMPLES / "gemm.tl")):
+        done = tl(*args, "-o", tmp_path / "out")
+        assert str(done.exception) == f"--output: {tmp_path / 'out'}: cannot be written: no space left on device", done.output
+    assert (tmp_path / "out").read_text() == "before" and len(list(tmp_path.iterdir())) == 1
+
+
+def test_an_output_may_be_a_device_or_behind_a_link_and_keeps_its_mode(tmp_path: Path) -> None:
+    (tmp_path / "out").touch(mode=0o640)
+    (tmp_path / "link").symlink_to("out")
+    assert tl("translate", EXAMPLES / "gemm.tl", "-o", tmp_path / "link").exit_code == 0
+    assert (tmp_path / "link").is_symlink() and "gemm" in (tmp_path / "out").read_text()
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o640
+    assert tl("translate", EXAMPLES / "gemm.tl", "-o", "/dev/null").exit_code == 0 and Path("/dev/null").is_char_device()
 
 
 @pytest.mark.parametrize("value", ["64.0", "7", "nan", "99999999999999999999"])
