@@ -149,6 +149,7 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
     one, odd, wide = at(1, 1, 1, 1), at(2, 37, 53), at(1, 70, 33)
     tiles = at(1, 130, 257) if group * kv <= 16 else at(1, 70, 261, 1)
     cases = [Case("length 1", one), Case("odd lengths", odd, place="start"), *_almost_the_same(odd)]
+    cases += [Case("another scale", _scaled(odd))]
     cases += [Case("more queries than keys", wide)] * (not decode)
     cases += [Case("few queries", at(1, 3, 200))] * (not decode)
     cases += [
@@ -164,6 +165,15 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
     names = ("several tiles", "new values in the same memory", "large logits", "very negative logits", "one dominant key",
              "equal keys", "growing keys")  # fmt: skip
     return cases + [Case(name, tiles, values=kind) for name, kind in zip(names, kinds, strict=True)]
+
+
+def _scaled(spec: AttentionSpec) -> AttentionSpec:
+    """With other numbers of the kinds that one kernel serves: the softmax scale, and the cap of scores."""
+    scores = tuple(
+        Rule(rule.name, tuple((k, 0.75 * v if (rule.name, k) == ("softcap", "cap") else v) for k, v in rule.parameters))
+        for rule in spec.scores
+    )
+    return replace(spec, softmax_scale=0.75 * spec.scale, scores=scores)
 
 
 def _almost_the_same(spec: AttentionSpec) -> list[Case]:

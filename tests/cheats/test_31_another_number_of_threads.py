@@ -2,7 +2,7 @@
 
 
 def test_half_of_the_work_with_one_thread(refused):
-    assert refused("two_threads_only", "wrong_value", "max_abs").message.startswith("called with one thread: ")
+    assert refused("two_threads_only", "wrong_value", "max_abs").message.startswith("called with one thread, ")
 
 
 def test_a_thread_of_the_pool_that_stays_at_work(refused):
