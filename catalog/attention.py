@@ -1,7 +1,7 @@
 """The attention functions that serving code calls: torch's and FlashAttention's, with their names, argument order and semantics.
 
 Each finds a frame for the exact shapes (one dictionary lookup when warm) and runs it: a kernel of the catalog, or the fallback
-in torch with the reason counted. What is decided, and by what, is in `catalog.serving`.
+in torch with the reason counted. What is decided, and by what, is in `catalog.server`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from catalog.operands import check_out, may_be_written, sdpa_output
 from catalog.plain_attention import torch_sdpa
 from catalog.plainness import is_plain, torch_reads
 from catalog.reasons import RunFailed
-from catalog.serving import Frame, Server, per_thread
+from catalog.server import Frame, Server, per_thread
 from catalog.settings import override as _override
 from catalog.torch_ops import implement, traced_flash, traced_sdpa
 from generator.spec import AttentionSpec

@@ -19,7 +19,7 @@ from catalog.loader import LoadedKernel
 from catalog.operands import NOTHING, flash_output
 from catalog.plainness import is_plain
 from catalog.reasons import RunFailed
-from catalog.serving import Frame, Server, per_thread
+from catalog.server import Frame, Server, per_thread
 from catalog.settings import override as _override
 from generator.spec import AttentionSpec
 

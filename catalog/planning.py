@@ -19,6 +19,7 @@ from catalog.decisions import Decision
 from catalog.frames import BoundKernel, bound_kernel
 from catalog.kernels import CatalogKernel
 from catalog.loader import LoadedKernel, LoadFailed
+from catalog.machine import this_machine
 from catalog.operands import check_out, contiguous_strides, flash_output, may_be_written, num_bytes, sdpa_output
 from catalog.plainness import check_like, is_plain, never
 from catalog.reasons import NoKernelError, Reason, RunFailed
@@ -259,7 +260,7 @@ def _serviceable(device: str) -> tuple[CatalogKernel, ...]:
     source = serving.server().source()
     if not isinstance(source, Source):
         return ()
-    key = serving.this_machine(device).device_key
+    key = this_machine(device).device_key
     return tuple(k for k in source.index.all() if k.unavailable is None and k.device_key == key and k.verified)
 
 
@@ -310,8 +311,8 @@ def collect_env() -> dict[str, Any]:
         "settings": {name: repr(getattr(server.settings, name)) for name in type(server.settings).__dataclass_fields__},
         "catalog": source.uri if isinstance(source, Source) else str(source),
         "location_problem": source.location_problem if isinstance(source, Source) else "",
-        "device": serving.this_machine("cpu").device_name,
-        "device_key": serving.this_machine("cpu").device_key,
+        "device": this_machine("cpu").device_name,
+        "device_key": this_machine("cpu").device_key,
         "num_threads": torch.get_num_threads(),
         "environment": environment(),
         "kernels": list(loaded_kernels()),
