@@ -14,7 +14,9 @@ import typer
 from farm_here import farm_here
 from typer.testing import CliRunner
 
+from farm import console
 from farm.cli import app
+from farm.config import VARIABLES
 
 ROOT = Path(__file__).parents[2]
 DIRECT = ("--author", "llm-direct", "--model", "m")
@@ -180,6 +182,13 @@ def test_an_interrupt_before_there_is_anything_to_stop_is_one_line(monkeypatch: 
 def test_the_version_is_told_whether_it_is_installed_or_not() -> None:
     done = farm("--version")
     assert done.returncode == 0 and done.stdout.startswith("kernel-farm"), done.stderr
+
+
+def test_the_page_of_the_command_line_names_every_exit_code_and_variable() -> None:
+    page = (ROOT / "docs/command_line.md").read_text()
+    codes = {console.EXIT_OK, console.EXIT_FAILED, console.EXIT_INPUT, console.EXIT_BROKEN_OFF, console.EXIT_STOPPED}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes
+    assert set(re.findall(r"`(FARM_\w+)` \|", page)) == set(VARIABLES)
 
 
 def test_dry_run_lists_problems() -> None:
