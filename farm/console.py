@@ -159,6 +159,9 @@ def _is_input_error(error: BaseException) -> bool:
 
 def guard(app: Callable[..., Any]) -> int:
     """Runs the command line and gives its exit code; no traceback for anything that is the user's to mend."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed before the start: its number must not go to a file that matters
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for the rest of this process
     try:
         code = app(standalone_mode=False) or EXIT_OK
         if sys.stdout is not None:

@@ -42,19 +42,30 @@ def _cell(column: str, value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
+#: Characters of a terminal for each column, lines between them included: with fewer, words fall to pieces.
+NARROWEST = 8
+
+
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table with lines on a terminal, and one that greps well elsewhere. Numbers stand to the right."""
+    """A table with lines on a terminal, and one that greps well elsewhere. Numbers stand to the right. A terminal that is too
+    narrow for a table gets a line for each cell.
+    """
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(titles))]
     if sys.stdout.isatty():
         from rich.console import Console
         from rich.table import Table
 
+        console = Console()
+        if console.width < NARROWEST * len(titles):
+            for row in rows:
+                print("\n".join(f"{title}: {cell}" for title, cell in zip(titles, row, strict=True)), end="\n\n")
+            return
         table = Table(show_lines=False)
         for title, to_right in zip(titles, right, strict=True):
             table.add_column(title, justify="right" if to_right else "left", overflow="fold")
         for row in rows:
             table.add_row(*row)
-        Console().print(table)
+        console.print(table)
         return
     widths = [max(len(titles[i]), *(len(row[i]) for row in rows)) for i in range(len(titles))]
     for row in (titles, *rows):

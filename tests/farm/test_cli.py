@@ -202,6 +202,13 @@ def test_a_pipe_that_nobody_reads_is_no_output(tmp_path: Path) -> None:
     assert done.returncode == 2 and "--output: pipe: cannot be written: is a pipe that nobody reads" in done.stderr
 
 
+def test_a_closed_output_takes_nothing_and_breaks_nothing() -> None:
+    command = f"exec {sys.executable} -m farm tl translate {CAUSAL} >&-"
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     done = farm("sweep", "--executor", "local", "--catalog", str(tmp_path / "catalog"), FARM_CACHE="/proc/none")
     assert done.returncode == 2 and done.stderr.startswith("farm: FARM_CACHE: /proc/none: cannot be made"), done.stderr
