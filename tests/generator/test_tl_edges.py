@@ -77,6 +77,15 @@ end
 }
 
 
+SOUND["signs"] = """Allocate c in register (BM) i32 = -(-3)
+Compute c = c + -(-(rows - -2)) - -(-4)
+Compute A = A - -1.25 + -(-(A)) * -(-1.5) + abs(-(-0.5)) - -(-(2)) + c + where(-(-m) > -(-1), 1.0, 0.0)
+Compute A = A + -(-(-cols)) + -(-(1.0 / -(-4)))
+for j = -(-1):N + -(-2)
+Compute A = A + j * -(-3)
+end"""
+
+
 def core_of(body: str) -> Program:
     parsed = parse_and_check(FRAME.format(body))
     assert parsed.program is not None and not any(d.severity == "error" for d in parsed.diagnostics), parsed.diagnostics
@@ -126,6 +135,22 @@ def test_whole_numbers_that_do_not_fit_are_refused_not_wrapped(value: str) -> No
     for target in (find_target("cpu-avx2"), TARGETS["sm_80"], TARGETS["sm_90a"]):
         out = translate(core, target)
         assert isinstance(out, Untranslatable) and "32 bits" in out.message and out.line == 9, out
+
+
+def test_where_a_block_counts_in_32_bits_its_bounds_have_to_fit() -> None:
+    core = core_of("for j = 4294967296:4294967298\nCompute A = A + (j - 4294967296)\nend")
+    assert isinstance(translate(core, find_target("cpu-avx2")), Translated), "64 bits there"
+    out = translate(core, TARGETS["sm_80"])
+    assert isinstance(out, Untranslatable) and "32 bits" in out.message and out.line == 9
+
+
+def test_float_literals_beyond_float32_are_what_they_round_to() -> None:
+    text = FRAME.replace("(M, N) f32", "(M, N) f16").format("Compute A = min(A + 1e39, 1e38) * 1e-37 - 1e-46 + 1e-45 - -1e-50")
+    parsed = parse_and_check(text)
+    assert parsed.program is not None
+    out = translate(expand(parsed.program), TARGETS["sm_80"])
+    assert isinstance(out, Translated)
+    assert "+ INF)" in out.source and "1e-46f" not in out.source and "1e-50f" not in out.source and "1e-45f" in out.source
 
 
 def test_whole_numbers_that_fit_are_not_refused() -> None:

@@ -42,7 +42,7 @@ def translate_cpu(program: Program, target: Target) -> Translated | Untranslatab
 
 def _translate(program: Program, target: Target) -> Translated:
     analysis = analyze(program)
-    why, line = too_wide(program, analysis.scope)
+    why, line = too_wide(program, analysis.scope, everywhere=False)
     if why:
         raise Refused(why, line)
     unit = plan(analysis, target.isa)

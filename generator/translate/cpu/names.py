@@ -32,9 +32,12 @@ def tile_name(name: str) -> str:
 
 
 def folded(form: str, texts: Sequence[str]) -> str:
-    """A form of two places over two or more texts, from the left: `and` and `or` may have any number of arguments."""
+    """A form of two places over two or more texts, from the left: `and` and `or` may have any number of arguments.
+
+    A negative literal is put in parentheses behind a minus: C++ reads `--` as another operator.
+    """
     if form.count("{}") == 1:
-        return form.format(*texts)
+        return form.format(*(f"({t})" if form.startswith("(-") and t.startswith("-") else t for t in texts))
     return functools.reduce(form.format, texts)
 
 

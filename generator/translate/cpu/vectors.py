@@ -106,7 +106,7 @@ class Vectors(ABC):
             case Op("floor", (a,)):
                 return self.text(a) if self.types.is_integer(a) else f"vifloor({self.text(a)})"
             case Op(fn, args) if kind == "i":
-                return INTEGERS[fn].format(*map(self.text, args))
+                return folded(INTEGERS[fn], [self.text(a) for a in args])
             case Op(fn, args) if fn in FLOATS:
                 return FLOATS[fn].format(*map(self.f, args))
         raise Refused(f"no vector code for {e}", e.span.line)

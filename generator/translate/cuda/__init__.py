@@ -48,7 +48,7 @@ RESULT_COLUMNS = 200
 def translate_cuda(core: Program, target: Target) -> Translated | Untranslatable:
     """CUDA C++ for core code. A program that the target has no code for is a value, not an exception."""
     try:
-        why, line = too_wide(core, Scope.of(core))
+        why, line = too_wide(core, Scope.of(core), everywhere=True)
         if why:
             raise Refused("translate_failed", why, line)
         if target.compute_capability < 90:

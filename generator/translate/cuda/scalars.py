@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,17 +26,21 @@ INFIX = {
     "and": "&&",
     "or": "||",
 }
+#: What rounds to a finite float32, and what rounds to one that is not 0: halfway to the next number is rounded to the even one.
+LARGEST, SMALLEST = float.fromhex("0x1.fffffefffffffp+127"), float.fromhex("0x1.0000000000001p-150")
 LOG2E = "1.44269504088896341f"
 
 
 def number(value: int | float) -> str:
-    """A float literal."""
+    """A float literal. One that float32 does not hold is infinity or 0 there, and an error to the compiler."""
     v = float(value)
+    if abs(v) > LARGEST or 0 < abs(v) < SMALLEST:
+        v = math.copysign(float("inf") if abs(v) > 1 else 0.0, v)
     if v == float("inf"):
         return "INF"
     if v == float("-inf"):
         return "(-INF)"
-    return f"{v!r}f" if v >= 0 else f"({v!r}f)"
+    return f"{v!r}f" if math.copysign(1.0, v) > 0 else f"({v!r}f)"
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def whole(fn: str, a: list[str]) -> str:
         case "ceildiv":
             return f"ceildiv({a[0]}, {a[1]})"
         case "neg":
-            return f"(-{a[0]})"
+            return f"(-({a[0]}))" if a[0].startswith("-") else f"(-{a[0]})"  # C++ reads -- as another operator
         case "max" | "min" | "abs":
             return f"{fn}({', '.join(a)})"
         case "floor":
