@@ -170,8 +170,7 @@ def _small_cases(spec: AttentionSpec) -> list[Case]:
 def _scaled(spec: AttentionSpec) -> AttentionSpec:
     """With other numbers of the kinds that one kernel serves: the softmax scale, and the cap of scores."""
     scores = tuple(
-        Rule(rule.name, tuple((k, 0.75 * v if (rule.name, k) == ("softcap", "cap") else v) for k, v in rule.parameters))
-        for rule in spec.scores
+        Rule.make("softcap", cap=0.75 * float(rule["cap"])) if rule.name == "softcap" else rule for rule in spec.scores
     )
     return replace(spec, softmax_scale=0.75 * spec.scale, scores=scores)
 
