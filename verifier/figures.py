@@ -15,7 +15,7 @@ DISTURBED = 2.0
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """By linear interpolation between order statistics."""
+    """The value that a share (0 to 1) of them lies below, linear between two neighbours. values: at least one."""
     ordered = sorted(values)
     at = share * (len(ordered) - 1)
     low = int(at)
@@ -24,7 +24,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def ratio_interval(rival: Sequence[float], ours: Sequence[float]) -> tuple[float, float, float]:
-    """(low, median, high) of the rival's time over ours, paired by round; the interval of the median is distribution free.
+    """(low, median, high) of the rival's time over ours, paired by round: above 1, ours is faster. Distribution free.
 
     Its ends are order statistics that the median lies between with about 95 %.
     """
@@ -37,6 +37,7 @@ def ratio_interval(rival: Sequence[float], ours: Sequence[float]) -> tuple[float
 
 
 def timing_of(name: str, values: Sequence[float]) -> Timing:
+    """values: seconds of a call, one a round."""
     return Timing(name, tuple(values), quantile(values, 0.2), quantile(values, 0.5), quantile(values, 0.8))
 
 
@@ -61,7 +62,9 @@ def compared(
 
 
 def near(names: Sequence[str], alone: dict[str, float], most: float, unsupported: dict[str, str]) -> list[str]:
-    """The rivals that may be the best; `unsupported` says of the others how slow they are."""
+    """The rivals that may be the best: those within `most` times the fastest. alone: seconds of a call of each before the
+    candidate was there. `unsupported` is told of the others how slow they are.
+    """
     fastest = min(alone.values(), default=0.0)
     for name in names:
         if alone[name] > most * fastest:
@@ -70,6 +73,9 @@ def near(names: Sequence[str], alone: dict[str, float], most: float, unsupported
 
 
 def stable(samples: dict[str, list[float]], names: Sequence[str], spread: float) -> bool:
+    """Whether more rounds would say no more: ten were timed, and the interval of the ratio to the best rival (the first two rounds
+    left out) is narrower than `spread` of it. Without rivals ten rounds are enough.
+    """
     if not names or len(samples[OURS]) < 10:
         return len(samples[OURS]) >= 10 and not names
     best = min(names, key=lambda name: statistics.median(samples[name][2:]))
