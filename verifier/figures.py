@@ -73,7 +73,7 @@ def near(names: Sequence[str], alone: dict[str, float], most: float, unsupported
 
 
 def stable(samples: dict[str, list[float]], names: Sequence[str], spread: float) -> bool:
-    """Whether more rounds would say no more: ten were timed, and the interval of the ratio to the best rival (the first two rounds
+    """Whether more rounds would say no more: ten were timed, and the interval of the ratio to the best rival (two first rounds
     left out) is narrower than `spread` of it. Without rivals ten rounds are enough.
     """
     if not names or len(samples[OURS]) < 10:
