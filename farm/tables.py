@@ -42,35 +42,58 @@ def _cell(column: str, value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 
-#: Characters of a terminal for each column, lines between them included: with fewer, words fall to pieces.
-NARROWEST = 8
+#: Words are told whole up to this length: longer ones, such as a mask with its parameters, may be broken.
+WHOLE_WORD = 16
 
 
 def print_table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table with lines on a terminal, and one that greps well elsewhere. Numbers stand to the right. A terminal that is too
-    narrow for a table gets a line for each cell.
-    """
+    """A table on a terminal, and one that greps well elsewhere. Numbers stand to the right."""
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(titles))]
     if sys.stdout.isatty():
-        from rich.console import Console
-        from rich.table import Table
-
-        console = Console()
-        if console.width < NARROWEST * len(titles):
-            for row in rows:
-                print("\n".join(f"{title}: {cell}" for title, cell in zip(titles, row, strict=True)), end="\n\n")
-            return
-        table = Table(show_lines=False)
-        for title, to_right in zip(titles, right, strict=True):
-            table.add_column(title, justify="right" if to_right else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
+        _print_on_terminal(titles, rows, right)
         return
     widths = [max(len(titles[i]), *(len(row[i]) for row in rows)) for i in range(len(titles))]
     for row in (titles, *rows):
         cells = (c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, widths, right, strict=True))
         print("  ".join(cells).rstrip())
+
+
+def _print_on_terminal(titles: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[bool]) -> None:
+    """With lines where that leaves every word whole, else with spaces, else a line for each cell."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    columns = [[title, *(row[i] for row in rows)] for i, title in enumerate(titles)]
+    lines, spaces = console.width - 3 * len(columns) - 1, console.width - len(columns) + 1
+    if widths := _widths(columns, lines):
+        table = Table()
+    elif widths := _widths(columns, spaces):
+        table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    else:
+        for row in rows:
+            print("\n".join(f"{title}: {cell}" for title, cell in zip(titles, row, strict=True)), end="\n\n")
+        return
+    for title, to_right, width in zip(titles, right, widths, strict=True):
+        table.add_column(title, justify="right" if to_right else "left", overflow="fold", width=width)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _widths(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """Characters of each column (its title first), together at most `room`; none where words do not fit. What is left goes to the
+    column that lacks most for telling its cells on one line.
+    """
+    found = [max((min(len(word), WHOLE_WORD) for text in column for word in text.split()), default=1) for column in columns]
+    if sum(found) > room:
+        return []
+    lacks = [max(0, *(len(cell) - width for cell in column[1:])) for column, width in zip(columns, found, strict=True)]
+    for _ in range(min(room - sum(found), sum(lacks))):
+        most = lacks.index(max(lacks))
+        lacks[most] -= 1
+        found[most] += 1
+    return found
 
 
 def _is_number(text: str) -> bool:

@@ -31,5 +31,7 @@ def test_a_pipe_gets_plain_columns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_terminal_gets_a_table_and_a_narrow_one_a_line_for_each_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("Llama-3-8B" in line and "3.170" in line for line in shown(monkeypatch, Terminal(), 80))
+    close = shown(monkeypatch, Terminal(), 30)
+    assert close[-2:] == ["Llama-3-8B cpu-avx512 3.170", "BERT-base  cpu-avx512  12.5"], "no room for lines, but for words"
     narrow = shown(monkeypatch, Terminal(), 20)
     assert narrow[:4] == ["model: Llama-3-8B", "target: cpu-avx512", "ours, ms: 3.170", ""] and len(narrow) == 8
