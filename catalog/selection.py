@@ -25,7 +25,8 @@ from verifier.cuda_versions import driver_problem
 #: prepared argument block, torch's that of its function as a user calls it: this much is added to ours before the two are
 #: compared, which decides for calls of some ten microseconds and for no others. Measured by benchmarks/loader_host_cost.py on
 #: 2026-11-30, EPYC (Zen 4): `scaled_dot_product_attention` less "the kernel alone", 4.3 to 4.4 in the medians of three processes
-#: (5.0 to 5.2 beside other work, as most hosts have it). FlashAttention's functions take 2 more, which is not counted. GPUs are given the same number, though their host runs ahead.
+#: (5.0 to 5.2 beside other work, as most hosts have it). FlashAttention's functions take 2 more, which is not counted. GPUs are
+#: given the same number, though their host runs ahead.
 HOST_COST_US = 5.0
 
 
