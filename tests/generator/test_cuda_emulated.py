@@ -108,6 +108,12 @@ def check(spec: AttentionSpec, target: str, folder: Path, tiles: dict[str, int],
     np.testing.assert_allclose(found_lse[seen], lse[seen], atol=LSE_LIMIT[spec.dtype] if rounded else 2e-5, rtol=2e-6)
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of what is compiled here, by its content: a kernel that several tests call is compiled once."""
+    return tmp_path_factory.mktemp("emulated")
+
+
 def spec(
     dtype: str,
     rows: int,
@@ -123,40 +129,40 @@ CAUSAL = (Rule.make("causal"),)
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80"])
-def test_odd_head_dims_and_ragged_lengths(target: str, tmp_path: Path) -> None:
+def test_odd_head_dims_and_ragged_lengths(target: str, folder: Path) -> None:
     """D 40 and DV 72 are padded inside; rows that see nothing; two warps share the rows."""
     for rows, keys in ((45, 70), (70, 33)):
-        check(spec("fp16", rows, keys, (40, 72), CAUSAL), target, tmp_path, {"BM": 32, "BN": 32}, warps="2")
+        check(spec("fp16", rows, keys, (40, 72), CAUSAL), target, folder, {"BM": 32, "BN": 32}, warps="2")
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
-def test_rows_that_begin_anywhere(target: str, tmp_path: Path) -> None:
+def test_rows_that_begin_anywhere(target: str, folder: Path) -> None:
     """Q, V and O at odd multiples of 1, 2 and 4 elements, K at multiples of 16 bytes; what lies between the rows of O stays."""
     tiles = {"BM": 64, "BN": 32} if target == "sm_90a" else {"BM": 32, "BN": 32}
     of = spec("fp16", 45, 70, (40, 72), CAUSAL)
     call, translated = random_call(of), kernel(of, target, tiles)
     assert "__unaligned" in translated.launch.target_facts["unaligned"]["entry"]
-    plain = run(translated, of, call, tmp_path)
+    plain = run(translated, of, call, folder)
     for by in (1, 2, 4):
-        moved = run(translated, of, call, tmp_path, {"Q": by, "V": by, "O": by})
+        moved = run(translated, of, call, folder, {"Q": by, "V": by, "O": by})
         for x, y in zip(plain, moved, strict=True):
             np.testing.assert_array_equal(x, y)
     expected, _ = attention(of, call)
     assert np.linalg.norm(plain[0] - expected) <= 1.5e-3 * np.linalg.norm(expected)
 
 
-def test_the_four_warps_that_copy_may_come_in_any_order(tmp_path: Path) -> None:
+def test_the_four_warps_that_copy_may_come_in_any_order(folder: Path) -> None:
     """Where all of them waited for consumers to take the next tile of the grid, one that came late waited for ever."""
     of = spec("fp16", 150, 40, masks=CAUSAL)
     call, translated = random_call(of), kernel(of, "sm_90a", {"BM": 64, "BN": 32})
-    plain = run(translated, of, call, tmp_path)
+    plain = run(translated, of, call, folder)
     for seed in range(1, 13):
-        moved = run(translated, of, call, tmp_path, {"K": 1}, seed)
+        moved = run(translated, of, call, folder, {"K": 1}, seed)
         np.testing.assert_array_equal(plain[0], moved[0])
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_80", "sm_90a"])
-def test_rows_that_end_inside_a_chunk(target: str, tmp_path: Path) -> None:
+def test_rows_that_end_inside_a_chunk(target: str, folder: Path) -> None:
     """A product over 35 columns: what lies behind a row's last element is neither read nor counted."""
     text = re.sub(r"B([MNK]) = \d+", r"B\1 = 64", (PROGRAMS / "gemm.tl").read_text())
     dtype = "fp16" if target == "sm_75" else "bf16"
@@ -168,7 +174,7 @@ def test_rows_that_end_inside_a_chunk(target: str, tmp_path: Path) -> None:
     for by in (1, 2, 4):
         arrays = {"A": a, "B": b, "C": np.full((70, 50), 0x7FFF, np.uint16)}
         arrays = {name: at_odd_multiples(array, by) for name, array in arrays.items()}
-        run_emulated(translated, arrays, {"M": 70, "N": 50, "Kdim": 35}, tmp_path)
+        run_emulated(translated, arrays, {"M": 70, "N": 50, "Kdim": 35}, folder)
         found = decode(np.ascontiguousarray(arrays["C"]), dtype)
         assert np.linalg.norm(found - expected) <= 6e-3 * np.linalg.norm(expected)
 
@@ -182,15 +188,15 @@ def test_rows_that_end_inside_a_chunk(target: str, tmp_path: Path) -> None:
     ],
     ids=["sink_window", "document", "padding"],
 )
-def test_masks_and_scores(masks: tuple[Rule, ...], scores: tuple[Rule, ...], tmp_path: Path) -> None:
+def test_masks_and_scores(masks: tuple[Rule, ...], scores: tuple[Rule, ...], folder: Path) -> None:
     """Gaps between visible tiles, bounds read row by row, captured scalars and vectors."""
-    check(spec("bf16", 50, 90, masks=masks, scores=scores), "sm_80", tmp_path, {"BM": 32, "BN": 16}, warps="1")
+    check(spec("bf16", 50, 90, masks=masks, scores=scores), "sm_80", folder, {"BM": 32, "BN": 16}, warps="1")
 
 
-def test_stages_and_operands_in_registers(tmp_path: Path) -> None:
+def test_stages_and_operands_in_registers(folder: Path) -> None:
     """Copies run three places ahead of their readers; Q stays in registers, or is read in every iteration."""
     for resident in ("on", "off"):
-        check(spec("bf16", 40, 100, masks=CAUSAL), "sm_80", tmp_path, {"BM": 32, "BN": 16}, stages="2", resident=resident)
+        check(spec("bf16", 40, 100, masks=CAUSAL), "sm_80", folder, {"BM": 32, "BN": 16}, stages="2", resident=resident)
 
 
 ORDERS: dict[str, dict[str, str]] = {
@@ -200,10 +206,10 @@ ORDERS: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize("hints", ORDERS.values(), ids=ORDERS)
-def test_orders_of_products_and_other_code(hints: dict[str, str], tmp_path: Path) -> None:
+def test_orders_of_products_and_other_code(hints: dict[str, str], folder: Path) -> None:
     """Products an iteration ahead, two groups of warps in turn, or as the program has them; edges on both sides, no key."""
     for masks, rows, keys in (((Rule.make("window", left=20),), 70, 60), (CAUSAL, 40, 20)):
-        check(spec("bf16", rows, keys, masks=masks), "sm_80", tmp_path, {"BM": 64, "BN": 16}, warps="4", **hints)
+        check(spec("bf16", rows, keys, masks=masks), "sm_80", folder, {"BM": 64, "BN": 16}, warps="4", **hints)
 
 
 def hostile(of: AttentionSpec, case: str) -> dict[str, np.ndarray]:
@@ -223,7 +229,7 @@ def hostile(of: AttentionSpec, case: str) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("case", ["ever larger", "one key above all", "beyond 2^128 at once", "far below 0"])
 @pytest.mark.parametrize("hints", [{}, {"rotate": "off"}], ids=["rotated", "program order"])
-def test_references_move_where_a_weight_reaches_two(case: str, hints: dict[str, str], tmp_path: Path) -> None:
+def test_references_move_where_a_weight_reaches_two(case: str, hints: dict[str, str], folder: Path) -> None:
     """Right for all inputs; with maxima in every tile as well; and wrong where nobody looks at the weights."""
     of = spec("bf16", 70, 100, masks=CAUSAL)
     call, translated = hostile(of, case), kernel(of, "sm_80", {"BM": 32, "BN": 16}, **hints)
@@ -232,7 +238,7 @@ def test_references_move_where_a_weight_reaches_two(case: str, hints: dict[str, 
     assert translated.source.count(looks) == 1
     for instead in (looks, "return true;", "return false;"):
         altered = replace(translated, source=translated.source.replace(looks, instead))
-        out, found_lse = run(altered, of, call, tmp_path)
+        out, found_lse = run(altered, of, call, folder)
         right = bool(np.linalg.norm(out - expected) <= 6e-3 * np.linalg.norm(expected))
         if instead != "return false;":
             assert right
@@ -245,7 +251,7 @@ def test_references_move_where_a_weight_reaches_two(case: str, hints: dict[str, 
     "l2_bytes, sections", [(0, (1, 10)), (20_000, (3, 3)), (1 << 30, (10, 1))], ids=["one each", "3 + 3 + 4", "all"]
 )
 def test_blocks_are_taken_in_sections(
-    l2_bytes: int, sections: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    l2_bytes: int, sections: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every tile of five heads and two batches is computed, in whichever order blocks take them; two tiles a head.
 
@@ -256,37 +262,37 @@ def test_blocks_are_taken_in_sections(
     translated = kernel(of, "sm_80", {"BM": 32, "BN": 16})
     values, fields = bind(translated.launch, of).values, translated.launch.target_facts["parameters"]["fields"]
     assert tuple(evaluate(f["value"], values) for f in fields if "value" in f)[:2] == sections
-    check(of, "sm_80", tmp_path, {"BM": 32, "BN": 16}, announce="on")
+    check(of, "sm_80", folder, {"BM": 32, "BN": 16}, announce="on")
 
 
-def test_very_negative_logits_are_judged_right(tmp_path: Path) -> None:
+def test_very_negative_logits_are_judged_right(folder: Path) -> None:
     """Scores near -1e5, a weight near 1 in most rows: the product of maximum and scale is rounded, and with it that weight."""
     of = spec("fp16", 40, 70, masks=CAUSAL)
     for seed in (1, 7):
         trial = make_trial(Case("very negative logits", of, values="negative", seed=seed))
         call = {n: trial.values[n.lower()].float().numpy() for n in "QKV"}
-        out, lse = run(kernel(of, "sm_80", {"BM": 32, "BN": 32}), of, call, tmp_path)
+        out, lse = run(kernel(of, "sm_80", {"BM": 32, "BN": 32}), of, call, folder)
         outputs = Outputs(torch.from_numpy(out).half(), torch.from_numpy(lse), {})
         assert check_outputs(outputs, trial.expected) is None
 
 
 @pytest.mark.parametrize("values", ["large", "negative", "dominant", "equal", "ramp"])
-def test_hostile_values_without_maxima_are_judged_right(values: str, tmp_path: Path) -> None:
+def test_hostile_values_without_maxima_are_judged_right(values: str, folder: Path) -> None:
     """Weights looked at instead of scores, row sums of rounded weights: LSE too stays within the verifier's limits."""
     of = spec("bf16", 60, 150, masks=CAUSAL)
     trial = make_trial(Case(values, of, values=values, seed=1))  # type: ignore[arg-type]
     call = {n: trial.values[n.lower()].float().numpy() for n in "QKV"}
-    out, lse = run(kernel(of, "sm_80", {"BM": 32, "BN": 16}), of, call, tmp_path)
+    out, lse = run(kernel(of, "sm_80", {"BM": 32, "BN": 16}), of, call, folder)
     assert check_outputs(Outputs(torch.from_numpy(out).bfloat16(), torch.from_numpy(lse), {}), trial.expected) is None
 
 
-def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> None:
+def test_unaligned_outputs_are_written_element_by_element(folder: Path) -> None:
     """An output row of 34 bytes more than a multiple of 16; nothing beside it is touched."""
     s = spec("bf16", 20, 20)
     translated, call = kernel(s, "sm_80", {"BM": 32, "BN": 32}), random_call(s)
     wide = np.full((1, 2, 20, 33), 0x7FFF, np.uint16)
     arrays = {n: encode(call[n], "bf16") for n in "QKV"} | {"O": wide[..., :32], "LSE": np.zeros((1, 2, 20), np.float32)}
-    run_emulated(translated, arrays, bind(translated.launch, s).values, tmp_path)
+    run_emulated(translated, arrays, bind(translated.launch, s).values, folder)
     expected, _ = attention(s, call)
     assert np.linalg.norm(decode(wide[..., :32].copy(), "bf16") - expected) <= 6e-3 * np.linalg.norm(expected)
     assert (wide[..., 32] == 0x7FFF).all()
@@ -306,13 +312,13 @@ def test_unaligned_outputs_are_written_element_by_element(tmp_path: Path) -> Non
     ids=["causal", "sink_window", "padding", "document", "full", "three", "window"],
 )
 def test_wgmma(
-    masks: tuple[Rule, ...], scores: tuple[Rule, ...], tiles: dict[str, int], hints: dict[str, str], tmp_path: Path
+    masks: tuple[Rule, ...], scores: tuple[Rule, ...], tiles: dict[str, int], hints: dict[str, str], folder: Path
 ) -> None:
     """Producer and consumers, rings, tensor maps, products that run late; head sizes that fill no chunk of 64."""
-    check(spec("bf16", 150, 130, (40, 72), masks, scores), "sm_90a", tmp_path, tiles, **hints)
+    check(spec("bf16", 150, 130, (40, 72), masks, scores), "sm_90a", folder, tiles, **hints)
 
 
-def test_wgmma_with_nothing_to_see(tmp_path: Path) -> None:
+def test_wgmma_with_nothing_to_see(folder: Path) -> None:
     """No keys, fewer keys than queries, one row: blocks that run one masked tile."""
     for rows, keys in ((3, 0), (100, 20), (1, 1)):
-        check(spec("fp16", rows, keys, masks=CAUSAL), "sm_90a", tmp_path, {"BM": 64, "BN": 32})
+        check(spec("fp16", rows, keys, masks=CAUSAL), "sm_90a", folder, {"BM": 64, "BN": 32})
