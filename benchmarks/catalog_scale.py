@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from catalog import compaction, keys, marks, parts, schema, store
-from catalog.snapshot import COMPACTED, ROWS
+from catalog.snapshot import COMPACTED, MARKER, ROWS
 from generator.canonical import digest_text
 from generator.spec import AttentionSpec, Rule
 
@@ -220,7 +220,7 @@ def tiny_parts(folder: Path, number: int) -> dict[str, Any]:
 
 
 def kept(path: Path, build: Callable[[Path], store.Catalog]) -> store.Catalog:
-    return store.open(path) if (path / store.MARKER).exists() else build(path)
+    return store.open(path) if (path / MARKER).exists() else build(path)
 
 
 def machine() -> dict[str, Any]:
